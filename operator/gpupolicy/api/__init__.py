@@ -1,0 +1,1 @@
+"""The wire contract: names, conditions and the models of our kinds. Imports pydantic only."""

@@ -1,0 +1,1 @@
+"""The functional core: frozen dataclasses in, dataclasses out; no I/O, no clock, no logging."""
