@@ -1,0 +1,51 @@
+"""Every name that stands in the cluster or on a node: group, kinds, driver, labels, taints, field managers.
+
+One place, so that a rename is one edit and no two processes disagree on a string.
+"""
+
+from typing import Final
+
+GROUP: Final = "gpupolicy.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+POLICY_KIND: Final = "GpuPolicy"
+NODE_KIND: Final = "GpuNode"
+
+DRIVER: Final = "gpu.gpupolicy.dev"
+"""Name of our DRA driver, and the domain of the attributes that our devices carry."""
+
+INTEROP_DRIVER: Final = "gpu.nvidia.com"
+"""Name of NVIDIA's DRA driver, the second driver target."""
+
+CDI_KIND: Final = f"{DRIVER}/claim"
+"""CDI kind (vendor/class) of the spec file that one prepared claim gets."""
+
+CONTROLLER_FIELD_MANAGER: Final = "gpupolicy-controller"
+AGENT_FIELD_MANAGER: Final = "gpupolicy-agent"
+CONTROLLER_COMPONENT: Final = "gpupolicy-controller"
+AGENT_COMPONENT: Final = "gpupolicy-agent"
+
+POLICY_LABEL: Final = f"{GROUP}/policy"
+"""Label on every object that the controller makes: the name of the policy it was made for."""
+
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "gpupolicy"
+
+RETIRING_TAINT: Final = f"{GROUP}/retiring"
+"""Taint key of a device that is in use and will be re-carved once its claim is gone."""
+
+UNHEALTHY_TAINT: Final = f"{GROUP}/unhealthy"
+
+NVIDIA_RESOURCE_PREFIX: Final = "nvidia.com/"
+"""Extended resources of NVIDIA's device plugin begin with this."""
+
+DEVICE_PLUGIN_RESOURCE: Final = "nvidia.com/gpu"
+
+
+def pool_name(node: str) -> str:
+    """Return the name of the pool of one node's devices.
+
+    It is driver-unique on purpose: the counter caches of kube-scheduler are keyed by pool name only, so two
+    drivers that both use the bare node name corrupt each other's accounts.
+    """
+    return f"{node}/gpupolicy"
