@@ -1,0 +1,116 @@
+"""Conditions, their types and their reasons.
+
+A reason is CamelCase, known at write time and shared by conditions, events and metrics; the docstring of each
+member is what the troubleshooting page says about it.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gpupolicy.api.wire import Wire
+
+
+class ConditionType(StrEnum):
+    """What a condition speaks of."""
+
+    ACCEPTED = "Accepted"
+    """The policy is valid and no other policy stands in its way."""
+    APPLIED = "Applied"
+    """What is wanted stands on the hardware and in the cluster."""
+    READY = "Ready"
+    """The summary: what is wanted can be claimed now."""
+    OBSERVED = "Observed"
+    """The agent can see the node's cards."""
+    HEALTHY = "Healthy"
+    """No card of the node is sick."""
+
+
+class Reason(StrEnum):
+    """Why a condition has its status. Every member is documented; a test holds the docs to it."""
+
+    # All is well.
+    ACCEPTED = "Accepted"
+    APPLIED = "Applied"
+    READY = "Ready"
+    OBSERVED = "Observed"
+    HEALTHY = "Healthy"
+    IDLE = "Idle"
+    """No policy wants anything of this card or node."""
+    PLANNED = "Planned"
+    """`rollout.mode: Plan`: the plan is shown and nothing was touched."""
+
+    # The policy itself.
+    NOT_IMPLEMENTED = "NotImplemented"
+    """The field is part of the API, and this release does not serve it. It is refused, never ignored."""
+    INVALID_SELECTOR = "InvalidSelector"
+    """The API server refuses the CEL expression, or it fails on a device."""
+    INVALID_LAYOUT = "InvalidLayout"
+    """The layout can never fit on a selected card."""
+    INVALID_POLICY = "InvalidPolicy"
+    """A field has a value that the schema could not refuse."""
+    NO_MATCHING_NODES = "NoMatchingNodes"
+    """The node selector selects no node on which an agent reports."""
+    NO_MATCHING_DEVICES = "NoMatchingDevices"
+    """The card selector selects no card on the selected nodes; the message lists the values that exist."""
+    DEVICE_CONFLICT = "DeviceConflict"
+    """Another policy of the same priority is older and keeps the cards, or one of higher priority took them."""
+    RESOURCE_NAME_CONFLICT = "ResourceNameConflict"
+    """Another DeviceClass already has the class name or the extended resource name."""
+    OWNERSHIP_CONFLICT = "OwnershipConflict"
+    """Somebody else's instances or driver own the card; nothing of theirs is destroyed."""
+
+    # On the way.
+    ROLLOUT_PENDING = "RolloutPending"
+    """Some nodes have not applied it yet."""
+    WAITING_FOR_CLAIMS = "WaitingForClaims"
+    """Instances or cards are in use by claims or processes; they are left alone until they are free."""
+    WAITING_FOR_SLICES = "WaitingForSlices"
+    """The hardware is right, and the API server does not show the devices yet."""
+    WAITING_FOR_AGENT = "WaitingForAgent"
+    """The agent of a selected node has not reported."""
+    MIG_ACTIVATION_PENDING = "MigActivationPending"
+    """The MIG mode changes at the next reset of the card, or a process holds the card."""
+
+    # Trouble on a node.
+    DEGRADED = "Degraded"
+    """A change failed half-way and could not be completed or rolled back; the message names the card."""
+    NVML_UNAVAILABLE = "NvmlUnavailable"
+    """The NVML library is missing or does not initialise."""
+    GPU_UNHEALTHY = "GpuUnhealthy"
+    """A card is lost or reports errors."""
+    LEDGER_CORRUPT = "LedgerCorrupt"
+    """A record of what was done on this node cannot be read; it was kept aside and what it guards is refused."""
+    CDI_UNAVAILABLE = "CdiUnavailable"
+    """The CDI directory cannot be written."""
+    PLUGIN_NOT_REGISTERED = "PluginNotRegistered"
+    """The kubelet has not accepted the driver's registration."""
+    FIELDS_DROPPED = "FieldsDropped"
+    """The API server dropped fields that it does not serve (release or feature gate)."""
+    STALE = "Stale"
+    """The agent has not reported for longer than its grace period."""
+    MIG_UNSUPPORTED = "MigUnsupported"
+    """A MIG layout was wanted on a card that has no MIG."""
+
+
+Status = Literal["True", "False", "Unknown"]
+
+
+class Condition(Wire):
+    """A condition as in every Kubernetes API."""
+
+    type: Annotated[str, Field(max_length=64)] = Field(description="What the condition speaks of.")
+    status: Status = Field(description="True, False or Unknown.")
+    observed_generation: int = Field(
+        default=0, ge=0, description="Generation of the object that this condition was computed from."
+    )
+    last_transition_time: str = Field(
+        description="When the status last changed.", json_schema_extra={"format": "date-time"}
+    )
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=128)] = (
+        Field(description="Why, in one CamelCase word.")
+    )
+    message: Annotated[str, Field(max_length=4096)] = Field(
+        default="", description="Why, for people; names objects and the remedy."
+    )
