@@ -338,7 +338,11 @@ class GpuPolicySpec(Wire):
     gpus_per_node: Annotated[int, Field(ge=1, le=64)] | None = Field(
         default=None, description="How many of the matching cards of a node are taken; left out: all of them."
     )
-    sharing: Sharing = Field(default_factory=Sharing, description="How the cards are shared.")
+    sharing: Sharing = Field(
+        default_factory=Sharing,
+        description="How the cards are shared.",
+        json_schema_extra={"default": {}},
+    )
     offers: Annotated[list[Offer], Field(max_length=16)] = Field(
         default_factory=list,
         description="The DeviceClasses that users ask for. Left out: one for each kind of device, named after the "
@@ -346,7 +350,11 @@ class GpuPolicySpec(Wire):
         json_schema_extra=list_map("deviceClassName"),
     )
     access: Access | None = Field(default=None, description="Who may claim; left out: everybody.")
-    rollout: Rollout = Field(default_factory=Rollout, description="How changes reach the nodes.")
+    rollout: Rollout = Field(
+        default_factory=Rollout,
+        description="How changes reach the nodes.",
+        json_schema_extra={"default": {}},
+    )
     on_delete: OnDelete = Field(
         default=OnDelete.RETAIN,
         description="Retain: the layout stays when the policy is deleted. Restore: idle cards become whole again. "
