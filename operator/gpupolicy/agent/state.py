@@ -1,0 +1,141 @@
+"""What the node's agent knows now: shared by the reconcile loop, the claims handler and the health service.
+
+Everything here lives on one event loop. The rules of the shared parts:
+
+- `inventory`, `devices`, `health`, `gpus` are written by the reconcile loop, `claims` by the claims handler.
+- `devices` holds a name exactly while the thing that it names stands on the hardware and may be claimed or is still
+  held: a device that was withdrawn from the slices stays until just before its instance is destroyed, and is
+  removed under the card's lock. So a handler that holds the lock and finds the name may prepare the device.
+- Whoever changes a card or prepares a device on it holds that card's lock. Locks of several cards are taken in the
+  order of their UUIDs; `hold` does that. No lock is held across an API request other than the one that decides it.
+- Ledger first: `claims` and `gpus` are mirrors of the ledger, updated after the write succeeded.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol
+
+from gpupolicy.api import names
+from gpupolicy.core import records
+from gpupolicy.core.inventory import Health, Inventory
+from gpupolicy.core.records import ClaimRecord, DeviceRecord, GpuRecord, InstanceKey
+
+
+class Ledger(Protocol):
+    """The part of `adapters.ledger` that the state stands on; blocking calls, made in threads."""
+
+    def put(self, kind: str, key: str, content: dict[str, Any]) -> None:
+        """Write one record so that it survives a power cut."""
+        ...
+
+    def remove(self, kind: str, key: str) -> None:
+        """Remove one record; fine when there is none."""
+        ...
+
+
+class Wakeup:
+    """A signal that coalesces: any number of `set` before a `wait` wake it once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Wake whoever waits, or the next one who will."""
+        self._event.set()
+
+    async def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait for a signal and consume it; False when the time was up first."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+
+class NodeState:
+    """The node in memory; see the module for who writes what.
+
+    Attributes:
+        node: name of the node.
+        pool: name of its pool.
+        inventory: the last observation, with ownership and claims filled in.
+        devices: devices that may be prepared, by name.
+        health: health of each device in `devices`, with a message when it is not healthy.
+        claims: claim records by claim UID.
+        gpus: card records by card UUID.
+        loaded: set once the first observation is in and `devices` can be relied on. Prepare waits for it.
+        reconcile: set by anyone to have the reconcile loop run soon.
+        changed: notified whenever `devices`, `health` or `claims` changed; for those who wait for a device to be
+            free, and for the health stream.
+    """
+
+    def __init__(self, node: str, ledger: Ledger) -> None:
+        self.node = node
+        self.pool = names.pool_name(node)
+        self.inventory = Inventory(node=node)
+        self.devices: dict[str, DeviceRecord] = {}
+        self.health: dict[str, tuple[Health, str]] = {}
+        self.claims: dict[str, ClaimRecord] = {}
+        self.gpus: dict[str, GpuRecord] = {}
+        self.loaded = asyncio.Event()
+        self.reconcile = Wakeup()
+        self.changed = asyncio.Condition()
+        self._ledger = ledger
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    @asynccontextmanager
+    async def hold(self, gpu_uuids: Iterable[str]) -> AsyncIterator[None]:
+        """Hold the locks of these cards, taken in the order of their UUIDs."""
+        async with AsyncExitStack() as stack:
+            for uuid in sorted(set(gpu_uuids)):
+                await stack.enter_async_context(self._locks.setdefault(uuid, asyncio.Lock()))
+            yield
+
+    async def save_claim(self, record: ClaimRecord) -> None:
+        """Write a claim's record to the ledger, then to `claims`. Only the claims handler calls it.
+
+        Raises:
+            files.FileError: nothing was changed.
+        """
+        await asyncio.to_thread(self._ledger.put, "claim", record.uid, records.encode_claim(record))
+        self.claims[record.uid] = record
+        await self.announce()
+
+    async def drop_claim(self, uid: str) -> None:
+        """Remove a claim's record and have the reconcile loop look at what became free.
+
+        Raises:
+            files.FileError: the record is still there.
+        """
+        await asyncio.to_thread(self._ledger.remove, "claim", uid)
+        self.claims.pop(uid, None)
+        self.reconcile.set()
+        await self.announce()
+
+    async def save_gpu(self, record: GpuRecord) -> None:
+        """Write a card's record to the ledger, then to `gpus`. The caller holds the card's lock.
+
+        Raises:
+            files.FileError: nothing was changed.
+        """
+        await asyncio.to_thread(self._ledger.put, "gpu", record.gpu_uuid, records.encode_gpu(record))
+        self.gpus[record.gpu_uuid] = record
+
+    async def announce(self) -> None:
+        """Wake everyone who waits on `changed`."""
+        async with self.changed:
+            self.changed.notify_all()
+
+    def holders(self, gpu_uuid: str, instance: InstanceKey | None = None) -> tuple[ClaimRecord, ...]:
+        """Return the claims that hold a whole card, or with `instance` that instance; sorted by UID."""
+        return tuple(
+            claim
+            for _, claim in sorted(self.claims.items())
+            if any(
+                held.device.gpu_uuid == gpu_uuid and held.device.instance == instance
+                for held in claim.devices
+            )
+        )
