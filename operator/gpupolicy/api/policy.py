@@ -15,7 +15,18 @@ from gpupolicy.api.wire import DnsLabel, DnsSubdomain, LabelSelector, Quantity, 
 
 PROFILE_PATTERN = r"^([1-9]c\.)?[1-9]g\.[1-9][0-9]{0,2}gb(\+me(\.all)?|\+gfx|-me)?$"
 
-ProfileName = Annotated[str, Field(pattern=PROFILE_PATTERN, max_length=32)]
+ProfileName = Annotated[
+    str,
+    Field(
+        max_length=32,
+        json_schema_extra=rules(
+            (
+                f"self.matches(r'{PROFILE_PATTERN}')",
+                "must be a MIG profile name as the driver prints it, e.g. 1g.10gb, 3g.40gb or 1g.10gb+me",
+            )
+        ),
+    ),
+]
 
 
 class Strategy(StrEnum):
@@ -275,9 +286,15 @@ class Access(Wire):
 class Window(Wire):
     """When disruptive changes may begin."""
 
-    start: Annotated[str, Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", max_length=5)] = Field(
-        description='Local time of day, "02:00".'
-    )
+    start: Annotated[
+        str,
+        Field(
+            max_length=5,
+            json_schema_extra=rules(
+                (r"self.matches(r'^([01][0-9]|2[0-3]):[0-5][0-9]$')", 'must be a time of day, e.g. "02:00"'),
+            ),
+        ),
+    ] = Field(description='Local time of day, "02:00".')
     duration_minutes: Annotated[int, Field(ge=1, le=1440)] = Field(description="How long the window is open.")
     time_zone: Annotated[str, Field(pattern=r"^[A-Za-z0-9_+\-/]+$", max_length=64)] = Field(
         default="UTC", description="IANA time zone, e.g. Europe/Berlin."
@@ -341,7 +358,7 @@ class GpuPolicySpec(Wire):
     sharing: Sharing = Field(
         default_factory=Sharing,
         description="How the cards are shared.",
-        json_schema_extra={"default": {}},
+        json_schema_extra={"default": {"strategy": "Exclusive"}},
     )
     offers: Annotated[list[Offer], Field(max_length=16)] = Field(
         default_factory=list,

@@ -37,13 +37,19 @@ def list_map(*keys: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
-QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
-
 Quantity = Annotated[
     str,
-    Field(pattern=QUANTITY_PATTERN, max_length=24),
+    Field(
+        max_length=24,
+        json_schema_extra=rules(
+            (
+                "isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
+                "must be a positive quantity, e.g. 79Gi",
+            )
+        ),
+    ),
 ]
-"""A Kubernetes quantity that is not negative, such as `79Gi`."""
+"""A positive Kubernetes quantity, such as `79Gi`."""
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 DnsSubdomain = Annotated[
