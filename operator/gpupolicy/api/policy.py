@@ -102,7 +102,16 @@ class GpuSelector(Wire):
         "a little less than the number in the product's name.",
     )
     min_compute_capability: (
-        Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$", max_length=5)] | None
+        Annotated[
+            str,
+            Field(
+                max_length=5,
+                json_schema_extra=rules(
+                    (r"self.matches(r'^[0-9]{1,2}\.[0-9]{1,2}$')", 'must be major.minor, e.g. "9.0"'),
+                ),
+            ),
+        ]
+        | None
     ) = Field(
         default=None,
         description='Least CUDA compute capability, e.g. "9.0" (quoted, or YAML reads a number).',
@@ -153,7 +162,7 @@ class MigSpec(Wire):
             **rules(
                 (
                     (
-                        "self.map(e, int(e.profile.split('g.')[0].split('c.')[size(e.profile.split('g.')[0].split('c.')) - 1])"
+                        "!self.all(e, e.profile.matches('^([1-9]c[.])?[1-9]g[.]')) || self.map(e, int(e.profile.split('g.')[0].split('c.')[size(e.profile.split('g.')[0].split('c.')) - 1])"
                         " * e.count).sum() <= 8"
                     ),
                     "the profiles together ask for more compute slices than any card has (at most 8; an H100 has 7)",
