@@ -1,9 +1,11 @@
 """Writes every generated file of the repository, or with --check says which are out of date.
 
-The CRDs come from the pydantic models; the chart carries copies that Helm keeps at uninstall.
+The CRDs come from the pydantic models; the chart carries copies that Helm keeps at uninstall. The page of condition
+reasons comes from the docstrings of the enumeration, so that no reason is ever without an explanation.
 """
 
 import argparse
+import ast
 import sys
 from pathlib import Path
 
@@ -22,6 +24,40 @@ def rendered(document: dict[str, object]) -> str:
     return HEADER + yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True)
 
 
+def documented_members(path: Path, enumeration: str) -> list[tuple[str, str]]:
+    """Return (value, docstring) of every member of an enumeration, in order of the source.
+
+    Raises:
+        ValueError: a member without a docstring, named.
+    """
+    tree = ast.parse(path.read_text())
+    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == enumeration).body
+    members = []
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+            continue
+        documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        if not documented:
+            raise ValueError(f"{path.name}: {statement.value.value} has no docstring")
+        members.append((str(statement.value.value), " ".join(str(following.value.value).split())))
+    return members
+
+
+def reasons_page() -> str:
+    """Return the page that explains every condition type and reason."""
+    source = ROOT / "operator/gpupolicy/api/conditions.py"
+    lines = [
+        "<!-- Generated from operator/gpupolicy/api/conditions.py by `make generate`. -->",
+        "# Conditions and reasons",
+        "",
+    ]
+    for title, enumeration in (("Condition", "ConditionType"), ("Reason", "Reason")):
+        lines += [f"| {title} | Meaning |", "|---|---|"]
+        lines += [f"| `{value}` | {text} |" for value, text in documented_members(source, enumeration)]
+        lines.append("")
+    return "\n".join(lines)
+
+
 def generated_files() -> dict[Path, str]:
     """Return path and content of every generated file."""
     files: dict[Path, str] = {}
@@ -31,6 +67,7 @@ def generated_files() -> dict[Path, str]:
         kept["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
         body = "{{- if .Values.crds.install }}\n" + rendered(kept) + "{{- end }}\n"
         files[ROOT / "charts/gpupolicy/templates/crds" / name] = body
+    files[ROOT / "docs/reasons.md"] = reasons_page()
     return files
 
 

@@ -32,10 +32,15 @@ class Reason(StrEnum):
 
     # All is well.
     ACCEPTED = "Accepted"
+    """The policy is valid, and every card it selects is its own."""
     APPLIED = "Applied"
+    """What is wanted stands on the hardware."""
     READY = "Ready"
+    """What is wanted stands, is published, and can be claimed."""
     OBSERVED = "Observed"
+    """The agent sees the node's cards."""
     HEALTHY = "Healthy"
+    """No card is sick."""
     IDLE = "Idle"
     """No policy wants anything of this card or node."""
     PLANNED = "Planned"
