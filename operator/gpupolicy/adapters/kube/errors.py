@@ -9,7 +9,7 @@
         ├── Conflict            HTTPStatus.CONFLICT: the object changed meanwhile, or another field manager owns a field
         │   └── AlreadyExists   409 of a create
         ├── Gone                HTTPStatus.GONE: the resource version or the continue token is too old
-        ├── Invalid             422, or 400 of strict field validation; `causes` name fields
+        ├── Invalid             422, or an unknown field under strict validation; `causes` name fields
         ├── TooManyRequests     429; `retry_after_seconds`
         └── Unavailable         5xx, no connection, no answer in time, an answer cut short
 
@@ -130,6 +130,9 @@ _BY_REASON: Final[Mapping[str, type[ApiError]]] = {
     "Expired": Gone,
     "Gone": Gone,
 }
+_CONTENT_SIGNS: Final = ("strict decoding error", "failed to create typed patch object")
+"""Texts of answers that blame the content without a 422: an unknown field is a 400, and in an apply even a 500."""
+
 _RETRY_AFTER_LIMIT_SECONDS: Final = 300.0
 
 
@@ -156,10 +159,10 @@ def from_status(code: int, status: Mapping[str, Any], *, retry_after: str | None
         seconds = _seconds(retry_after) or _seconds(details.get("retryAfterSeconds")) or 1.0
         return TooManyRequests(code, reason, message, details, retry_after_seconds=seconds)
     kind = _BY_REASON.get(reason) or _BY_STATUS.get(code)
+    if kind is None and any(sign in message for sign in _CONTENT_SIGNS):
+        kind = Invalid
     if kind is None and code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         kind = Unavailable
-    if kind is None and code == HTTPStatus.BAD_REQUEST and "strict decoding error" in message:
-        kind = Invalid
     return (kind or ApiError)(code, reason, message, details)
 
 
