@@ -1,0 +1,1 @@
+"""The tests, and the cluster and other parts that they share. A package, so that no installed one shadows it."""

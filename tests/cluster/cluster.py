@@ -1,0 +1,151 @@
+"""A whole test cluster: one control plane and any number of nodes, as a library.
+
+::
+
+    with Cluster.start() as cluster:                   # owned: gone when this process is, however it ends
+        cluster.kubectl("get", "nodes")
+
+    Cluster.start(state_dir=Path("demo"), detached=True)      # stays; another program later does
+    Cluster.load(Path("demo")).stop()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.cluster import build
+from tests.cluster.cleanup import WARDEN, clean_dead_runs, remove_run
+from tests.cluster.control_plane import ControlPlane, ControlPlaneOptions
+from tests.cluster.process import Daemon, poll_until
+from tests.cluster.run import Run
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_CONTROL_PLANE_TOOLS = {"etcd", "kubernetes"}
+
+
+class Cluster:
+    """One running cluster. `start` makes it, `load` takes up one that another program started."""
+
+    def __init__(self, run: Run, control_plane: ControlPlane) -> None:
+        self.run = run
+        self.control_plane = control_plane
+        # The calls that nearly every test makes, without the detour.
+        self.kubectl = control_plane.kubectl
+        self.kubeconfig = control_plane.kubeconfig
+        self.service_account_kubeconfig = control_plane.service_account_kubeconfig
+
+    @classmethod
+    def start(
+        cls,
+        state_dir: Path | None = None,
+        *,
+        options: ControlPlaneOptions | None = None,
+        detached: bool = False,
+    ) -> Self:
+        """Start a cluster and wait until it is usable; leftovers of dead runs are removed first.
+
+        Args:
+            state_dir: where to note the cluster for `load`; None when nobody else needs to find it.
+            options: how the control plane differs from a default one.
+            detached: whether the cluster outlives this process.
+
+        Raises:
+            build.BuildError: when programs are missing and cannot be built.
+            RuntimeError, TimeoutError: when a component does not come up; nothing of the cluster stays.
+        """
+        tools = [tool for tool in build.TOOLS if tool.name in _CONTROL_PLANE_TOOLS]
+        programs = build.bin_directory(tools)
+        clean_dead_runs()
+        run = Run.create()
+        try:
+            if not detached:
+                run.daemon(
+                    WARDEN,
+                    [sys.executable, "-m", "tests.cluster.cleanup", "--watch", run.directory],
+                    cwd=_REPOSITORY,
+                ).start()
+            cluster = cls(run, ControlPlane.start(run, programs, options))
+            if state_dir is not None:
+                state_dir.mkdir(parents=True, exist_ok=True)
+                pointer = {"run": str(run.directory)}
+                (state_dir / "cluster.json").write_text(json.dumps(pointer), encoding="utf-8")
+            if detached:
+                run.detach()
+        except BaseException:
+            remove_run(run)
+            raise
+        return cluster
+
+    @classmethod
+    def load(cls, state_dir: Path) -> Self:
+        """Take up a cluster by the `state_dir` it was started with.
+
+        Raises:
+            LookupError: when no cluster is noted there, or it does not run any more.
+        """
+        path = state_dir / "cluster.json"
+        if not path.exists():
+            raise LookupError(f"{path} does not exist: no cluster was started with this state directory")
+        run = Run(Path(json.loads(path.read_text(encoding="utf-8"))["run"]))
+        if not run.alive:
+            raise LookupError(f"the cluster noted in {path} does not run any more")
+        return cls(run, ControlPlane.load(run))
+
+    def daemon(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Daemon:
+        """A process that runs beside the cluster and goes down with it; call its `start`.
+
+        The name must be unique in the cluster (`find_daemon` gets it back); the log is ``daemon.log``.
+        """
+        return self.run.daemon(name, command, environment=environment, cwd=cwd)
+
+    def find_daemon(self, name: str) -> Daemon:
+        """A process recorded earlier, by this program or another.
+
+        Raises:
+            KeyError: when there is none of this name.
+        """
+        self.run.daemon_record(name)
+        return Daemon(self.run, name)
+
+    @contextlib.contextmanager
+    def namespace(self, name: str, labels: Mapping[str, str] | None = None) -> Iterator[str]:
+        """A namespace, usable (its service account is there), deleted afterwards without waiting."""
+        admin = self.control_plane.admin
+        admin.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": dict(labels or {})}})
+        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+        poll_until(
+            lambda: admin.call("GET", account).status == http.HTTPStatus.OK,
+            timeout_seconds=30.0,
+            what=f"the default service account of namespace {name}",
+        )
+        yield name
+        admin.delete(f"/api/v1/namespaces/{name}")
+
+    def stop(self) -> None:
+        """End every process of the cluster and remove everything it made on this machine."""
+        remove_run(self.run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
