@@ -1,6 +1,7 @@
 """The shared memory of the agent: signals coalesce, locks have one order, the ledger comes first."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,15 +18,16 @@ class Memory:
         self.records: dict[tuple[str, str], dict[str, Any]] = {}
         self.full = False
 
-    def put(self, kind: str, key: str, content: dict[str, Any]) -> None:
+    async def write(self, kind: str, key: str, data: Mapping[str, Any], *, sync: object = None) -> object:
         if self.full:
             raise OSError("no space left")
-        self.records[kind, key] = content
+        self.records[kind, key] = dict(data)
+        return None
 
-    def remove(self, kind: str, key: str) -> None:
+    async def remove(self, kind: str, key: str, *, sync: object = None) -> bool:
         if self.full:
             raise OSError("no space left")
-        self.records.pop((kind, key), None)
+        return self.records.pop((kind, key), None) is not None
 
 
 def claim(uid: str, gpu: str, *, start: int | None = None) -> records.ClaimRecord:

@@ -12,10 +12,11 @@ Everything here lives on one event loop. The rules of the shared parts:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from gpupolicy.adapters import files
 from gpupolicy.api import names
 from gpupolicy.core import records
 from gpupolicy.core.inventory import Health, Inventory
@@ -23,15 +24,23 @@ from gpupolicy.core.records import ClaimRecord, DeviceRecord, GpuRecord, Instanc
 
 
 class Ledger(Protocol):
-    """The part of `adapters.ledger` that the state stands on; blocking calls, made in threads."""
+    """The part of `adapters.ledger.Ledger` that the state stands on."""
 
-    def put(self, kind: str, key: str, content: dict[str, Any]) -> None:
-        """Write one record so that it survives a power cut."""
+    async def write(
+        self, kind: str, key: str, data: Mapping[str, Any], *, sync: files.Sync = files.Sync.FULL
+    ) -> object:
+        """Write one record, replacing an earlier one as a whole."""
         ...
 
-    def remove(self, kind: str, key: str) -> None:
-        """Remove one record; fine when there is none."""
+    async def remove(self, kind: str, key: str, *, sync: files.Sync = files.Sync.FULL) -> bool:
+        """Remove one record; False when there was none."""
         ...
+
+
+CLAIM_KIND: Final = "claim"
+GPU_KIND: Final = "gpu"
+"""Kinds of the ledger; `LEDGER_KINDS` is what it is opened with."""
+LEDGER_KINDS: Final = (CLAIM_KIND, GPU_KIND)
 
 
 class Wakeup:
@@ -99,8 +108,10 @@ class NodeState:
 
         Raises:
             files.FileError: nothing was changed.
+            DamagedRecordError: a file stands there that is no record of ours; nothing was changed.
         """
-        await asyncio.to_thread(self._ledger.put, "claim", record.uid, records.encode_claim(record))
+        # Nothing that a claim holds outlives a boot, so the directory need not be on the disk.
+        await self._ledger.write(CLAIM_KIND, record.uid, records.encode_claim(record), sync=files.Sync.FILE)
         self.claims[record.uid] = record
         await self.announce()
 
@@ -109,8 +120,9 @@ class NodeState:
 
         Raises:
             files.FileError: the record is still there.
+            DamagedRecordError: a file stands there that is no record of ours.
         """
-        await asyncio.to_thread(self._ledger.remove, "claim", uid)
+        await self._ledger.remove(CLAIM_KIND, uid, sync=files.Sync.NONE)
         self.claims.pop(uid, None)
         self.reconcile.set()
         await self.announce()
@@ -120,8 +132,9 @@ class NodeState:
 
         Raises:
             files.FileError: nothing was changed.
+            DamagedRecordError: a file stands there that is no record of ours; nothing was changed.
         """
-        await asyncio.to_thread(self._ledger.put, "gpu", record.gpu_uuid, records.encode_gpu(record))
+        await self._ledger.write(GPU_KIND, record.gpu_uuid, records.encode_gpu(record))
         self.gpus[record.gpu_uuid] = record
 
     async def announce(self) -> None:

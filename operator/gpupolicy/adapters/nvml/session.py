@@ -1,0 +1,363 @@
+"""The node's cards through NVML, for asyncio: observe them all, change one.
+
+One `Nvml` per process. Observing never fails as a whole because of one card: a card that does not answer is reported
+with what was last known of it, unhealthy or unknown, and nobody waits for it longer than a call's deadline. A card
+that was seen once and is gone stays in the inventory as unhealthy until another card sits at its PCI address.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gpupolicy.adapters.nvml import facts, instances
+from gpupolicy.adapters.nvml.errors import NO_CODE, Fault, NvmlError
+from gpupolicy.adapters.nvml.events import Listener, Xid
+from gpupolicy.adapters.nvml.instances import Mode
+from gpupolicy.adapters.nvml.lanes import Lanes
+from gpupolicy.adapters.nvml.library import Library
+from gpupolicy.core.inventory import Gpu, Health, Instance, MigProfile, MigState, Placement
+
+_T = TypeVar("_T")
+
+CALL_SECONDS: Final = 30.0
+"""How long one NVML call may take. Under load some take ten seconds on a healthy machine."""
+APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
+"""XIDs that a faulty program causes on a healthy card."""
+XID_SECONDS: Final = 600.0
+"""How long a card counts as unhealthy after an XID that is not one of those."""
+_DRIVER_LANE: Final = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """All cards, as far as they could be seen.
+
+    `available` is False while NVML itself does not work; then `message` says why and the cards are those of before.
+    """
+
+    available: bool
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str = ""
+    cuda_version: str = ""
+    message: str = ""
+
+
+@dataclass(slots=True)
+class _Card:
+    """What is kept of a card between observations."""
+
+    uuid: str
+    index: int
+    handle: Any
+    facts: facts.CardFacts | None = None
+    compute_profiles: instances.ComputeProfiles | None = None
+    last: Gpu | None = None
+
+
+class Nvml:
+    """NVML of this node.
+
+    Args:
+        library_path: the library to load; None leaves it to the loader.
+        sysfs: root of sysfs.
+        call_seconds: deadline of one call.
+        heard: called, on the event loop, after an XID or a change of availability was noticed.
+    """
+
+    def __init__(
+        self,
+        library_path: Path | None = None,
+        *,
+        sysfs: Path = Path("/sys"),
+        call_seconds: float = CALL_SECONDS,
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._library = Library(library_path)
+        self._sysfs = sysfs
+        self._lanes = Lanes(call_seconds=call_seconds)
+        self._heard = heard
+        self._started = False
+        self._versions = ("", "")
+        self._cards: dict[str, _Card] = {}
+        self._by_index: dict[int, str] = {}
+        self._listener: Listener | None = None
+        self._listening: frozenset[str] = frozenset()
+        self._xids: dict[str, tuple[int, datetime]] = {}
+
+    async def observe(self) -> Observation:
+        """Read every card. Never raises for what NVML does."""
+        try:
+            count = await self._lanes.run(_DRIVER_LANE, self._count)
+        except NvmlError as error:
+            await self._restart_if_gone(error)
+            return Observation(
+                available=False,
+                gpus=self._last_known(f"NVML: {error}"),
+                driver_version=self._versions[0],
+                cuda_version=self._versions[1],
+                message=str(error),
+            )
+        if count != len(self._by_index):
+            # A card came or went, so indices may have moved; lanes and identities follow the UUID from now on.
+            self._by_index = {}
+        results = await asyncio.gather(*(self._observe_index(index) for index in range(count)))
+        seen = {gpu.uuid: gpu for gpu in results if isinstance(gpu, Gpu)}
+        problems = [problem for problem in results if isinstance(problem, str)]
+        gpus = (*seen.values(), *self._missing(seen))
+        await self._listen()
+        return Observation(
+            available=True,
+            gpus=tuple(sorted(gpus, key=lambda g: (g.pci_bus_id, g.index, g.uuid))),
+            driver_version=self._versions[0],
+            cuda_version=self._versions[1],
+            message="; ".join(problems),
+        )
+
+    async def read(self, gpu_uuid: str) -> Gpu:
+        """Read one card that was observed before.
+
+        Raises:
+            NvmlError: it cannot be read, or its slot holds another card now (CHANGED).
+        """
+        return await self._on_card(gpu_uuid, self._read)
+
+    async def set_mig_mode(self, gpu_uuid: str, *, enabled: bool) -> Mode:
+        """Set the MIG mode; see `instances.set_mode`."""
+        return await self._on_card(
+            gpu_uuid, lambda card: instances.set_mode(self._library, card.handle, enabled=enabled)
+        )
+
+    async def create_instance(self, gpu_uuid: str, profile_id: int, placement: Placement) -> Instance:
+        """Create an instance; see `instances.create`."""
+        return await self._on_card(
+            gpu_uuid,
+            lambda card: instances.create(
+                self._library, card.handle, _profile(card, profile_id), placement, _compute_profiles(card)
+            ),
+        )
+
+    async def destroy_instance(
+        self, gpu_uuid: str, profile_id: int, placement: Placement, *, uuid: str = ""
+    ) -> bool:
+        """Destroy an instance; see `instances.destroy`."""
+        return await self._on_card(
+            gpu_uuid,
+            lambda card: instances.destroy(
+                self._library,
+                card.handle,
+                _profile(card, profile_id),
+                placement,
+                _compute_profiles(card),
+                uuid=uuid,
+            ),
+        )
+
+    async def close(self) -> None:
+        """Stop listening and let the threads go. A hung call is left to the end of the process."""
+        if self._listener is not None:
+            await self._listener.stop()
+        self._lanes.close()
+
+    def _count(self) -> int:
+        """Return how many cards there are, starting NVML where it is not started. Runs on the driver's lane."""
+        if not self._started:
+            self._library.start()
+            self._started = True
+            self._versions = self._read_versions()
+        return int(self._library.call("nvmlDeviceGetCount"))
+
+    def _read_versions(self) -> tuple[str, str]:
+        driver = self._library.optional("nvmlSystemGetDriverVersion")
+        cuda = self._library.optional("nvmlSystemGetCudaDriverVersion")
+        return (
+            "" if isinstance(driver, NvmlError) else str(driver),
+            "" if isinstance(cuda, NvmlError) else f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}",
+        )
+
+    async def _restart_if_gone(self, error: NvmlError) -> None:
+        """Forget a session that the driver ended, so that the next observation starts another."""
+        if not self._started or error.fault is not Fault.UNAVAILABLE:
+            return
+        self._started = False
+        self._by_index = {}
+        for card in self._cards.values():
+            # The driver that comes back may be another release, with other names and profiles.
+            card.facts, card.compute_profiles = None, None
+        if self._listener is not None:
+            await self._listener.stop()
+            self._listener, self._listening = None, frozenset()
+
+    async def _observe_index(self, index: int) -> Gpu | str:
+        """Read the card at an index: a card, or what is wrong with one that nothing is known of."""
+        known = self._by_index.get(index)
+        lane = known or f"index {index}"
+        try:
+            card = await self._lanes.run(lane, lambda: self._identify(index))
+        except NvmlError as error:
+            if known is None or known not in self._cards:
+                return f"card {index}: {error}"
+            return _sick(self._cards[known], error)
+        self._by_index[index] = card.uuid
+        try:
+            gpu = await self._lanes.run(card.uuid, lambda: self._read(card))
+        except NvmlError as error:
+            return _sick(card, error)
+        card.last = gpu
+        return self._judged(gpu)
+
+    def _identify(self, index: int) -> _Card:
+        handle = self._library.call("nvmlDeviceGetHandleByIndex", index)
+        uuid = str(self._library.call("nvmlDeviceGetUUID", handle))
+        card = self._cards.setdefault(uuid, _Card(uuid, index, handle))
+        card.index, card.handle = index, handle
+        return card
+
+    def _read(self, card: _Card) -> Gpu:
+        """Read one card. Runs on its lane.
+
+        Raises:
+            NvmlError: something that a plan would rest on cannot be told.
+        """
+        if str(self._library.call("nvmlDeviceGetUUID", card.handle)) != card.uuid:
+            raise NvmlError(
+                "nvmlDeviceGetUUID", NO_CODE, "another card answers in its place", fault=Fault.CHANGED
+            )
+        mode = instances.read_mode(self._library, card.handle)
+        if card.facts is None or not card.facts.complete:
+            card.facts = facts.read_facts(
+                self._library, card.handle, card.uuid, sysfs=self._sysfs, mig_capable=mode is not None
+            )
+        standing = (
+            instances.read_instances(self._library, card.handle, card.facts.profiles, _compute_profiles(card))
+            if mode is not None and mode.enabled
+            else ()
+        )
+        processes = instances.read_processes(self._library, card.handle)
+        return _gpu(card, mode, standing, processes)
+
+    async def _on_card(self, gpu_uuid: str, work: Callable[[_Card], _T]) -> _T:
+        card = self._cards.get(gpu_uuid)
+        if card is None:
+            raise NvmlError("find card", NO_CODE, f"{gpu_uuid} has not been seen", fault=Fault.NOT_FOUND)
+        return await self._lanes.run(gpu_uuid, lambda: work(card))
+
+    def _missing(self, seen: dict[str, Gpu]) -> list[Gpu]:
+        """Return the cards that were there once and are not now; a slot that holds another card is no loss."""
+        taken = {gpu.pci_bus_id for gpu in seen.values() if gpu.pci_bus_id}
+        missing = []
+        for uuid, card in list(self._cards.items()):
+            if uuid in seen:
+                continue
+            if card.last is None or card.last.pci_bus_id in taken:
+                del self._cards[uuid]
+                continue
+            lost = NvmlError(
+                "nvmlDeviceGetHandleByIndex", NO_CODE, "the driver no longer lists it", fault=Fault.LOST
+            )
+            missing.append(_sick(card, lost))
+        return missing
+
+    def _last_known(self, message: str) -> tuple[Gpu, ...]:
+        gpus = (card.last for card in self._cards.values() if card.last is not None)
+        return tuple(
+            replace(gpu, health=Health.UNKNOWN, health_message=message)
+            for gpu in sorted(gpus, key=lambda g: (g.pci_bus_id, g.index, g.uuid))
+        )
+
+    def _judged(self, gpu: Gpu) -> Gpu:
+        """Return the card with the health that its XIDs leave it."""
+        number, heard_at = self._xids.get(gpu.uuid, (0, datetime.min.replace(tzinfo=UTC)))
+        if not number:
+            return gpu
+        if (datetime.now(UTC) - heard_at).total_seconds() > XID_SECONDS:
+            del self._xids[gpu.uuid]
+            return gpu
+        return replace(
+            gpu,
+            health=Health.UNHEALTHY,
+            health_message=f"XID {number} at {heard_at:%Y-%m-%dT%H:%M:%SZ}; see NVIDIA's XID catalogue",
+        )
+
+    async def _listen(self) -> None:
+        """Have the listener hear exactly the cards that are there."""
+        wanted = frozenset(self._by_index.values())
+        if wanted == self._listening and self._listener is not None:
+            return
+        if self._listener is not None:
+            await self._listener.stop()
+        self._listening = wanted
+        handles = {uuid: self._cards[uuid].handle for uuid in sorted(wanted) if uuid in self._cards}
+        self._listener = Listener(self._library, handles, self._hear)
+        self._listener.start()
+
+    def _hear(self, xid: Xid) -> None:
+        if xid.number in APPLICATION_XIDS:
+            return
+        self._xids[xid.gpu_uuid] = (xid.number, datetime.now(UTC))
+        self._heard()
+
+
+def _profile(card: _Card, profile_id: int) -> MigProfile:
+    offered = card.facts.profiles if card.facts else ()
+    for profile in offered:
+        if profile.id == profile_id:
+            return profile
+    raise NvmlError(
+        "find profile", NO_CODE, f"the card offers no profile of id {profile_id}", fault=Fault.INVALID
+    )
+
+
+def _compute_profiles(card: _Card) -> instances.ComputeProfiles:
+    if card.compute_profiles is None:
+        card.compute_profiles = {}
+    return card.compute_profiles
+
+
+def _gpu(
+    card: _Card,
+    mode: Mode | None,
+    standing: tuple[Instance, ...],
+    processes: dict[int | None, tuple[Any, ...]],
+) -> Gpu:
+    known = card.facts
+    if known is None:
+        raise AssertionError("facts are read before the card is put together")
+    pending = None if mode is None or mode.pending_enabled is mode.enabled else mode.pending_enabled
+    ids = {instance.gpu_instance_id for instance in standing}
+    # A process of an instance that has just gone holds the card for a moment longer.
+    whole = [p for where, listed in processes.items() if where not in ids for p in listed]
+    return Gpu(
+        uuid=card.uuid,
+        index=card.index,
+        minor=known.minor,
+        pci_bus_id=known.pci_bus_id,
+        product_name=known.product_name,
+        architecture=known.architecture,
+        brand=known.brand,
+        memory_bytes=known.memory_bytes,
+        compute_capability=known.compute_capability,
+        numa_node=known.numa_node,
+        pcie_root=known.pcie_root,
+        serial=known.serial,
+        mig=MigState(
+            capable=mode is not None,
+            enabled=mode is not None and mode.enabled,
+            pending_enabled=pending,
+            mode_needs_reset=known.mode_needs_reset,
+            profiles=known.profiles,
+        ),
+        instances=tuple(
+            replace(instance, processes=processes.get(instance.gpu_instance_id, ())) for instance in standing
+        ),
+        processes=tuple(whole),
+    )
+
+
+def _sick(card: _Card, error: NvmlError) -> Gpu:
+    """Return what is last known of a card that does not answer."""
+    health = Health.UNHEALTHY if error.fault in (Fault.LOST, Fault.CHANGED) else Health.UNKNOWN
+    last = card.last or Gpu(uuid=card.uuid, index=card.index)
+    return replace(last, health=health, health_message=str(error))
