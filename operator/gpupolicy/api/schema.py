@@ -180,7 +180,8 @@ def custom_resource_definition(model: type[Wire], kind: str, plural: str, short_
                 "plural": plural,
                 "singular": kind.lower(),
                 "shortNames": [short_name],
-                "categories": ["gpupolicy"],
+                # Not the singular of a kind: kubectl would take `gpupolicy NAME` for the category and refuse the name.
+                "categories": ["gpu"],
             },
             "versions": [
                 {
