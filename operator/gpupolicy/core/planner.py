@@ -106,13 +106,17 @@ def plan_card(gpu: Gpu, layout: Layout, *, adopt: bool = False) -> CardPlan | Re
     )
 
 
+def layout_refusal(gpu: Gpu, layout: Layout) -> Refusal | None:
+    """Return why a layout can never stand on a card, whatever runs there; None where it can.
+
+    Of reason InvalidLayout, MigUnsupported or NotImplemented.
+    """
+    counts = _counts(gpu, layout)
+    return counts if isinstance(counts, Refusal) else None
+
+
 def _plan_healthy(gpu: Gpu, layout: Layout, *, adopt: bool) -> CardPlan | Refusal:
-    if isinstance(layout, OnDemand):
-        return Refusal(
-            Reason.NOT_IMPLEMENTED,
-            "MIG instances on demand are not served yet; use mig.mode Static with a layout",
-        )
-    counts = _resolve(gpu, layout) if isinstance(layout, StaticLayout) else ()
+    counts = _counts(gpu, layout)
     if isinstance(counts, Refusal):
         return counts
     foreign = tuple(i for i in gpu.instances if i.ownership is not Ownership.OWNED)
@@ -123,17 +127,28 @@ def _plan_healthy(gpu: Gpu, layout: Layout, *, adopt: bool) -> CardPlan | Refusa
             "Delete them (nvidia-smi mig -dci, -dgi), or set adopt: true in the policy to take them over",
             instances=foreign,
         )
-    if isinstance(layout, WholeCard):
-        return _plan_whole(gpu, layout)
-    return _plan_static(gpu, layout, counts)
+    return _plan_cut(gpu, layout, counts) if counts else _plan_whole(gpu, layout)
 
 
 def _card(gpu: Gpu) -> str:
     return gpu.product_name or gpu.uuid
 
 
-def _resolve(gpu: Gpu, layout: StaticLayout) -> Counts | Refusal:
-    """Turn names into ids, and refuse what can never fit on this card."""
+def _counts(gpu: Gpu, layout: Layout) -> Counts | Refusal:
+    """Turn names into ids, and refuse what can never fit on this card. A whole card has no instances: ()."""
+    match layout:
+        case WholeCard():
+            return ()
+        case OnDemand():
+            return Refusal(
+                Reason.NOT_IMPLEMENTED,
+                "MIG instances on demand are not served yet; use mig.mode Static with a layout",
+            )
+        case StaticLayout():
+            return _static_counts(gpu, layout)
+
+
+def _static_counts(gpu: Gpu, layout: StaticLayout) -> Counts | Refusal:
     if not gpu.mig.capable:
         return Refusal(Reason.MIG_UNSUPPORTED, f"{_card(gpu)} cannot be partitioned (no MIG)")
     profiles = gpu.mig.profiles
@@ -178,7 +193,7 @@ def _why_it_never_fits(gpu: Gpu, counts: Counts) -> str:
     return f"{wanted} does not fit on {_card(gpu)}; each alone, at most {alone}"
 
 
-def _plan_whole(gpu: Gpu, layout: WholeCard) -> CardPlan:
+def _plan_whole(gpu: Gpu, layout: Layout) -> CardPlan:
     """Plan a card without MIG."""
     mode = gpu.mig
     if not mode.enabled and not gpu.instances:
@@ -192,7 +207,7 @@ def _plan_whole(gpu: Gpu, layout: WholeCard) -> CardPlan:
     return CardPlan(gpu.uuid, layout, now=change, waiting=_activation(gpu, enable=False) if pending else None)
 
 
-def _plan_static(gpu: Gpu, layout: StaticLayout, counts: Counts) -> CardPlan:
+def _plan_cut(gpu: Gpu, layout: Layout, counts: Counts) -> CardPlan:
     """Plan a card with a fixed set of instances that is known to fit on the empty card."""
     standing = _Standing.of(gpu)
     best = standing.cheapest(counts)

@@ -1,0 +1,304 @@
+"""Which policy owns which card: precedence, stability, conflicts, cards that are not taken."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupolicy.api.conditions import Reason
+from gpupolicy.core.assignment import Assignment, assign, cards_text
+from gpupolicy.core.inventory import Gpu, Health, MigState, Ownership
+from gpupolicy.core.layouts import StaticLayout
+from gpupolicy.core.matching import CardSelector, Judgement
+from gpupolicy.core.planner import layout_refusal
+from gpupolicy.core.policies import PolicyView
+from tests.unit.core.builders import card, claim, instance
+
+OLD, MIDDLE, YOUNG = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z"
+SEVEN = StaticLayout.of([("1g.10gb", 7)])
+
+
+def cards(count: int = 8, **changes: dict[str, object]) -> list[Gpu]:
+    """Make cards; `c3={...}` changes card 3."""
+    made = [card(index=n) for n in range(count)]
+    for key, fields in changes.items():
+        n = int(key[1:])
+        made[n] = replace(made[n], **fields)
+    return made
+
+
+def policy(name: str, **fields: object) -> PolicyView:
+    return PolicyView(name=name, **{"created": OLD, **fields})
+
+
+def assigned(gpus, policies, owners=None, judgements=None) -> Assignment:
+    return assign(
+        gpus, policies, owners=owners or {}, judgements=judgements or {}, layout_check=layout_refusal
+    )
+
+
+def owned(assignment: Assignment) -> dict[str, list[int]]:
+    """Return policy -> indexes of its cards."""
+    found: dict[str, list[int]] = {}
+    for owner in assignment.cards:
+        if owner.policy:
+            found.setdefault(owner.policy, []).append(owner.index)
+    return found
+
+
+def held(name: str, *indexes: int) -> dict[str, str]:
+    return {f"GPU-{n}": name for n in indexes}
+
+
+@pytest.mark.parametrize(
+    ("policies", "owners", "expected"),
+    [
+        pytest.param([policy("a")], {}, {"a": [0, 1, 2, 3, 4, 5, 6, 7]}, id="one-takes-all"),
+        pytest.param([policy("a", gpus_per_node=3)], {}, {"a": [0, 1, 2]}, id="as-many-as-asked-by-index"),
+        pytest.param(
+            [policy("a", gpus_per_node=3)], held("a", 5, 7), {"a": [0, 5, 7]}, id="keeps-what-it-has"
+        ),
+        pytest.param(
+            [policy("a", gpus_per_node=2)], held("gone", 0, 1), {"a": [0, 1]}, id="owner-that-is-gone"
+        ),
+        pytest.param(
+            [policy("a"), policy("b", created=YOUNG)],
+            held("b", *range(8)),
+            {"a": [0, 1, 2, 3, 4, 5, 6, 7]},
+            id="older-wins-whoever-has-it",
+        ),
+        pytest.param(
+            [policy("a"), policy("b", created=YOUNG, priority=1)],
+            held("a", *range(8)),
+            {"b": [0, 1, 2, 3, 4, 5, 6, 7]},
+            id="priority-before-age",
+        ),
+        pytest.param(
+            [policy("b"), policy("a")], {}, {"a": [0, 1, 2, 3, 4, 5, 6, 7]}, id="name-where-age-is-equal"
+        ),
+        pytest.param(
+            [policy("a", gpus_per_node=4), policy("b", created=YOUNG, gpus_per_node=4)],
+            {},
+            {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]},
+            id="both-fit",
+        ),
+        pytest.param(
+            [policy("a", gpus_per_node=4), policy("b", created=YOUNG, priority=1, gpus_per_node=4)],
+            held("a", 0, 1, 2, 3),
+            {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]},
+            id="higher-takes-free-cards-before-those-of-others",
+        ),
+        pytest.param(
+            [
+                policy("a", gpus_per_node=4),
+                policy("b", created=YOUNG, cards=CardSelector(products=("NVIDIA H100 80GB HBM3",))),
+            ],
+            {},
+            {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]},
+            id="both-match-all",
+        ),
+    ],
+)
+def test_who_gets_which_cards(policies, owners, expected) -> None:
+    result = assigned(cards(), policies, owners)
+
+    assert owned(result) == expected
+    assert result == assigned(cards(), reversed(policies), owners)
+
+
+def test_cards_that_only_others_can_use_are_left_to_them() -> None:
+    """The older policy could take card 0 and 1, which are all that the younger one matches."""
+    gpus = cards(4, c0={"product_name": "A"}, c1={"product_name": "A"})
+    young = policy("young", created=YOUNG, cards=CardSelector(products=("A",)))
+
+    result = assigned(gpus, [policy("old", gpus_per_node=2), young])
+
+    assert owned(result) == {"young": [0, 1], "old": [2, 3]}
+
+
+def test_shrinking_gives_up_idle_and_sick_cards_first() -> None:
+    gpus = cards(
+        4,
+        c0={"health": Health.UNHEALTHY},
+        c3={"claims": (claim(),)},
+    )
+
+    result = assigned(gpus, [policy("a", gpus_per_node=2)], held("a", 0, 1, 2, 3))
+
+    assert owned(result) == {"a": [1, 3]}
+
+
+def test_new_cards_are_idle_ones_first() -> None:
+    gpus = cards(3, c0={"claims": (claim(),)})
+
+    assert owned(assigned(gpus, [policy("a", gpus_per_node=2)])) == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "words"),
+    [
+        pytest.param(
+            {"health": Health.UNHEALTHY, "health_message": "XID 79"},
+            Reason.GPU_UNHEALTHY,
+            "XID 79",
+            id="sick",
+        ),
+        pytest.param(
+            {"instances": (instance("1g.10gb@0", ownership=Ownership.FOREIGN),)},
+            Reason.OWNERSHIP_CONFLICT,
+            "1g.10gb@0:1",
+            id="foreign-instance",
+        ),
+        pytest.param({"ownership": Ownership.FOREIGN}, Reason.OWNERSHIP_CONFLICT, "adopt", id="foreign-card"),
+        pytest.param({"mig": MigState()}, Reason.MIG_UNSUPPORTED, "no MIG", id="layout-never-fits"),
+    ],
+)
+def test_a_card_that_is_not_newly_taken_is_kept_by_who_has_it(fields, reason: Reason, words: str) -> None:
+    gpus = cards(2, c1=fields)
+
+    new = assigned(gpus, [policy("a", layout=SEVEN)])
+    kept = assigned(gpus, [policy("a", layout=SEVEN)], held("a", 1))
+
+    assert owned(new) == {"a": [0]}
+    assert [(m.index, m.refusal.reason) for m in new.share("a").missed] == [(1, reason)]
+    assert new.cards[1].reason == reason
+    assert words in new.cards[1].message
+    assert owned(kept) == {"a": [0, 1]}
+    assert kept.share("a").missed == ()
+
+
+def test_a_policy_that_adopts_takes_foreign_cards() -> None:
+    gpus = cards(1, c0={"instances": (instance("1g.10gb@0", ownership=Ownership.FOREIGN),)})
+
+    assert owned(assigned(gpus, [policy("a", adopt=True)])) == {"a": [0]}
+
+
+def test_the_younger_of_two_equals_is_told_and_the_older_too() -> None:
+    result = assigned(
+        cards(4),
+        [policy("old", priority=5, gpus_per_node=3), policy("young", priority=5, created=YOUNG)],
+    )
+
+    (conflict,) = result.share("young").lost
+    assert owned(result) == {"old": [0, 1, 2], "young": [3]}
+    assert conflict.cards == ("GPU-0", "GPU-1", "GPU-2")
+    assert conflict.told_to_loser() == (
+        "cards 0-2 belong to policy old, older and of the same priority 5; "
+        "give one of them a higher priority, select other cards, or set gpusPerNode"
+    )
+    assert result.share("old").won == (conflict,)
+    assert conflict.told_to_winner() == "keeps cards 0-2, which the younger policy young also selects"
+    assert result.share("old").lost == ()
+
+
+def test_the_higher_takes_the_cards_and_both_are_told() -> None:
+    result = assigned(cards(1), [policy("low"), policy("high", created=YOUNG, priority=9)], held("low", 0))
+
+    (conflict,) = result.share("low").lost
+    assert owned(result) == {"high": [0]}
+    assert conflict.told_to_loser().startswith(
+        "card 0 belongs to policy high, with the higher priority 9 (this one has 0); raise the priority"
+    )
+    assert conflict.told_to_winner() == "takes card 0 from policy low of lower priority 0"
+    assert result.share("high").won == (conflict,)
+
+
+def test_a_policy_that_gets_its_number_elsewhere_has_no_conflict() -> None:
+    result = assigned(
+        cards(4), [policy("old", gpus_per_node=2), policy("young", created=YOUNG, gpus_per_node=2)]
+    )
+
+    assert [share.lost for share in result.shares] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("judgement", "owners", "expected"),
+    [
+        pytest.param(Judgement(matches=True), {}, {"a": [0]}, id="yes"),
+        pytest.param(Judgement(matches=False), held("a", 0), {}, id="no"),
+        pytest.param(Judgement(None), {}, {}, id="cannot-tell-is-not-newly-taken"),
+        pytest.param(Judgement(None), held("a", 0), {"a": [0]}, id="cannot-tell-is-kept"),
+        pytest.param(None, {}, {}, id="not-judged"),
+        pytest.param(None, held("a", 0), {"a": [0]}, id="not-judged-is-kept"),
+    ],
+)
+def test_expressions_are_judged_elsewhere(judgement, owners, expected) -> None:
+    judgements = {"a": {"GPU-0": judgement}} if judgement else {}
+
+    assert owned(assigned(cards(1), [policy("a", cel="true")], owners, judgements)) == expected
+
+
+def test_cards_that_nobody_has_say_why() -> None:
+    assert assigned(cards(1), []).cards[0].message == "no policy selects this node"
+    other = policy("a", cards=CardSelector(products=("Tesla*",)))
+    assert assigned(cards(1), [other]).cards[0].message == "no policy selects it"
+    spare = assigned(cards(2), [policy("a", gpus_per_node=1)]).cards[1]
+    assert (spare.policy, spare.reason) == (None, Reason.IDLE)
+    assert spare.message == "not needed: a has enough cards of this node (gpusPerNode)"
+
+
+@pytest.mark.parametrize(
+    ("indexes", "text"),
+    [([3], "card 3"), ([0, 1, 2, 3, 5], "cards 0-3, 5"), ([7, 6], "cards 6-7"), ([0, 2], "cards 0, 2")],
+)
+def test_cards_text(indexes: list[int], text: str) -> None:
+    assert cards_text(indexes) == text
+
+
+POLICIES = st.lists(
+    st.builds(
+        policy,
+        name=st.sampled_from("abcd"),
+        created=st.sampled_from([OLD, MIDDLE, YOUNG]),
+        priority=st.integers(0, 2),
+        gpus_per_node=st.none() | st.integers(1, 8),
+        cards=st.builds(CardSelector, products=st.sampled_from([(), ("A",), ("B",), ("A", "B")])),
+    ),
+    max_size=4,
+    unique_by=lambda p: p.name,
+)
+CARDS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "product_name": st.sampled_from(["A", "B", ""]),
+            "health": st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY]),
+            "claims": st.sampled_from([(), (claim(),)]),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(
+    CARDS,
+    POLICIES,
+    st.dictionaries(st.sampled_from([f"GPU-{n}" for n in range(6)]), st.sampled_from("abcd")),
+    st.data(),
+)
+def test_the_result_is_a_fixed_point_and_order_does_not_matter(fields, policies, owners, data) -> None:
+    """What a restart would read gives the same verdict, and lists may arrive in any order."""
+    gpus = [replace(card(index=n), **f) for n, f in enumerate(fields)]
+
+    result = assigned(gpus, policies, owners)
+
+    shuffled = data.draw(st.permutations(policies)), data.draw(st.permutations(gpus))
+    assert assigned(shuffled[1], shuffled[0], owners) == result
+    again = {owner.uuid: owner.policy for owner in result.cards if owner.policy}
+    assert owned(assigned(gpus, policies, again)) == owned(result)
+    assert [s.lost for s in assigned(gpus, policies, again).shares] == [s.lost for s in result.shares]
+
+
+@given(CARDS, POLICIES)
+def test_nobody_of_lower_rank_has_a_card_that_a_higher_one_misses(fields, policies) -> None:
+    gpus = [replace(card(index=n), **f) for n, f in enumerate(fields)]
+
+    result = assigned(gpus, policies)
+
+    rank = {share.policy: n for n, share in enumerate(result.shares)}
+    for share in result.shares:
+        assert len(share.granted) <= share.wanted
+        assert set(share.granted) <= set(share.matched)
+        assert all(rank[conflict.rival] < rank[share.policy] for conflict in share.lost)
+        assert len(share.granted) + sum(len(c.cards) for c in share.lost) + len(share.missed) >= share.wanted
