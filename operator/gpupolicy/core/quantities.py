@@ -1,0 +1,162 @@
+"""Kubernetes quantities ("79Gi", "1500m", "1e3"): exact values, ordering and what the API server makes of them.
+
+The selector compiler checks `minMemory` with it, the CEL evaluator computes with it. It never guesses: a string
+that the API server would refuse raises `InvalidQuantityError`. Two things are kept because upstream code shows
+them to users: whether a value lives in the small (64-bit) or the large (decimal) representation, and at which
+power of ten, since "is it an integer" is answered from the representation and not from the value.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+__all__ = ["InvalidQuantityError", "Quantity", "parse"]
+
+_INT64_MAX = 2**63 - 1
+_INT64_MIN = -(2**63)
+_NANO_EXPONENT = -9
+# Upstream takes the small representation only while the digits surely fit into 64 bits.
+_SMALL_DIGITS = 18
+_SMALL_BINARY_DIGITS = 15
+
+_DECIMAL_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY_EXPONENTS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_SHAPE = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:(?P<point>\.)(?P<part>[0-9]*))?(?P<suffix>.*)", re.DOTALL)
+_SCIENTIFIC = re.compile(r"[eE](?P<exponent>[+-]?[0-9]+)")
+_FORMAT_MESSAGE = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+
+
+class InvalidQuantityError(ValueError):
+    """The text is not a quantity; the message is the API server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """An exact amount: `value`, and how upstream stores it.
+
+    `exponent` is the power of ten of the small representation (value = n * 10**exponent with a 64-bit n), None for
+    the large one. Comparison and equality are by value; build with `parse` or `from_int`.
+    """
+
+    value: Fraction
+    exponent: int | None
+
+    @classmethod
+    def from_int(cls, number: int) -> "Quantity":
+        """Return the quantity of a 64-bit integer."""
+        return cls(Fraction(number), 0)
+
+    @property
+    def sign(self) -> int:
+        """Return -1, 0 or 1."""
+        return (self.value > 0) - (self.value < 0)
+
+    def compare(self, other: "Quantity") -> int:
+        """Return -1, 0 or 1, by value."""
+        return (self.value > other.value) - (self.value < other.value)
+
+    def as_int64(self) -> int | None:
+        """Return the value as a 64-bit integer where upstream's `asInteger` does, else None.
+
+        "1000m" gives None although its value is 1: upstream decides by the representation.
+        """
+        if self.exponent is None or self.exponent < 0:
+            return None
+        number = int(self.value)
+        return number if _INT64_MIN <= number <= _INT64_MAX else None
+
+    def as_float(self) -> float:
+        """Return the nearest double to the value, in upstream's order of operations."""
+        if self.exponent is None:
+            return float(self.value)
+        base = float(self.value / Fraction(10) ** self.exponent)
+        return base if self.exponent == 0 else base * float(f"1e{self.exponent}")
+
+    def add(self, other: "Quantity") -> "Quantity":
+        """Return the sum, stored as upstream stores it."""
+        return self._combined(self.value + other.value, other)
+
+    def sub(self, other: "Quantity") -> "Quantity":
+        """Return the difference, stored as upstream stores it."""
+        return self._combined(self.value - other.value, other)
+
+    def _combined(self, value: Fraction, other: "Quantity") -> "Quantity":
+        if self.exponent is None or other.exponent is None:
+            return Quantity(value, None)
+        # A zero takes over the other side's scale; otherwise the finer of the two scales wins.
+        if self.value == 0:
+            exponent = other.exponent
+        elif other.value == 0:
+            exponent = self.exponent
+        else:
+            exponent = min(self.exponent, other.exponent)
+        number = value / Fraction(10) ** exponent
+        fits = number.denominator == 1 and _INT64_MIN <= number <= _INT64_MAX
+        return Quantity(value, exponent if fits else None)
+
+
+def parse(text: str) -> Quantity:
+    """Return the quantity that the API server reads from `text`.
+
+    Raises:
+        InvalidQuantityError: with the API server's message.
+    """
+    if not text:
+        raise InvalidQuantityError(_FORMAT_MESSAGE)
+    match = _SHAPE.fullmatch(text)
+    if match is None:  # pragma: no cover - the pattern accepts every text
+        raise InvalidQuantityError(_FORMAT_MESSAGE)
+    whole, part, suffix = match["whole"].lstrip("0"), match["part"] or "", match["suffix"]
+    # Upstream stops at the end of the leading zeros before it looks for a number at all: "+" is 0.
+    if not whole and match["point"] is None and not suffix:
+        return Quantity(Fraction(0), 0)
+    exponent, binary = _suffix_exponent(suffix)
+    sign = -1 if match["sign"] == "-" else 1
+    digits = Fraction(int((whole or "0") + part), 10 ** len(part))
+    value = sign * digits * (Fraction(2) if binary else Fraction(10)) ** exponent
+    small = _small_exponent(whole or "0", part, exponent, binary=binary, value=value)
+    if small is not None:
+        return Quantity(value, small)
+    if not match["whole"] and not part:
+        # The large path reads the digits as they stand, and there are none.
+        raise InvalidQuantityError("unable to parse numeric part of quantity")
+    return Quantity(_bounded(value, binary=binary), None)
+
+
+def _suffix_exponent(suffix: str) -> tuple[int, bool]:
+    if suffix in _DECIMAL_EXPONENTS:
+        return _DECIMAL_EXPONENTS[suffix], False
+    if suffix in _BINARY_EXPONENTS:
+        return _BINARY_EXPONENTS[suffix], True
+    scientific = _SCIENTIFIC.fullmatch(suffix)
+    if scientific is not None:
+        exponent = int(scientific["exponent"])
+        # Larger exponents wrap around upstream; nobody means them.
+        if abs(exponent) <= 1000:  # noqa: PLR2004
+            return exponent, False
+        raise InvalidQuantityError("unable to parse quantity's suffix: the exponent is out of range")
+    if re.fullmatch(r"[eEinumkKMGTP]*[+-]?[0-9]*", suffix):
+        raise InvalidQuantityError("unable to parse quantity's suffix")
+    raise InvalidQuantityError(_FORMAT_MESSAGE)
+
+
+def _small_exponent(whole: str, part: str, exponent: int, *, binary: bool, value: Fraction) -> int | None:
+    if binary:
+        if part:
+            return None
+        fits = _SMALL_BINARY_DIGITS - len(whole) - int(exponent * 3 / 10) - 1 >= 0
+        return 0 if fits and _INT64_MIN <= value <= _INT64_MAX else None
+    scale = exponent - len(part)
+    if len(whole) + len(part) > _SMALL_DIGITS or scale < _NANO_EXPONENT:
+        return None
+    return scale
+
+
+def _bounded(value: Fraction, *, binary: bool) -> Fraction:
+    magnitude = abs(value)
+    # What is finer than a nano is rounded away from zero, so that something asked for never becomes nothing.
+    nanos = -((-magnitude * 10**-_NANO_EXPONENT).__floor__())
+    magnitude = Fraction(nanos, 10**-_NANO_EXPONENT)
+    if binary:
+        magnitude = min(magnitude, Fraction(_INT64_MAX))
+    return -magnitude if value < 0 else magnitude
