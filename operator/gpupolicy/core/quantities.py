@@ -21,9 +21,13 @@ _SMALL_BINARY_DIGITS = 15
 
 _DECIMAL_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY_EXPONENTS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
-_SHAPE = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:(?P<point>\.)(?P<part>[0-9]*))?(?P<suffix>.*)", re.DOTALL)
+_SHAPE = re.compile(
+    r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:(?P<point>\.)(?P<part>[0-9]*))?(?P<suffix>.*)", re.DOTALL
+)
 _SCIENTIFIC = re.compile(r"[eE](?P<exponent>[+-]?[0-9]+)")
-_FORMAT_MESSAGE = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+_FORMAT_MESSAGE = (
+    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+)
 
 
 class InvalidQuantityError(ValueError):
