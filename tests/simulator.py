@@ -116,7 +116,10 @@ class Simulator:
         """Run one command of the control program and return what it printed."""
         name, *rest = [str(word) for word in words]
         done = subprocess.run(
-            [self.gpusim_path, name, "--dir", self.directory, *rest], capture_output=True, text=True, check=False
+            [self.gpusim_path, name, "--dir", self.directory, *rest],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise SimulatorError(done.stderr.strip() or f"gpusim {name} failed")
@@ -163,7 +166,8 @@ class Simulator:
     def layout(self, number: int) -> list[tuple[str, int]]:
         """Return (profile name, start) of every GPU instance of a GPU, by start."""
         return sorted(
-            ((i["profile"], i["start"]) for i in self.gpu(number)["gpu_instances"]), key=lambda entry: entry[1]
+            ((i["profile"], i["start"]) for i in self.gpu(number)["gpu_instances"]),
+            key=lambda entry: entry[1],
         )
 
     def calls(self) -> dict[str, int]:
@@ -207,7 +211,18 @@ class Simulator:
         pass, the next `count` (-1 = all) are hit. `mode`: `before` = no effect, `after` = the effect takes place and
         the call still fails, `activation` = nvmlDeviceSetMigMode succeeds but reports `code`, `hang` = delay only.
         """
-        words: list[object] = ["fault", "add", "--symbol", symbol, "--code", code, "--skip", skip, "--count", count]
+        words: list[object] = [
+            "fault",
+            "add",
+            "--symbol",
+            symbol,
+            "--code",
+            code,
+            "--skip",
+            skip,
+            "--count",
+            count,
+        ]
         words += ["--mode", mode, "--hang-ms", hang_ms]
         if gpu is not None:
             words += ["--gpu", gpu]
