@@ -230,7 +230,7 @@ class _Rounds:
             return (
                 not (has and gpu.in_use),
                 not has,
-                gpu.health is not Health.HEALTHY,
+                gpu.health != Health.HEALTHY,
                 gpu.uuid in self.owners,
                 gpu.in_use,
                 sum(gpu.uuid in cards for cards in later),
@@ -246,11 +246,11 @@ class _Rounds:
         """Return why a policy may not newly take a card; None where it may or has it already."""
         if self.has(policy, gpu):
             return None
-        if gpu.health is not Health.HEALTHY:
+        if gpu.health != Health.HEALTHY:
             detail = f": {gpu.health_message}" if gpu.health_message else ""
             return Refusal(Reason.GPU_UNHEALTHY, f"card {gpu.index} is {gpu.health}{detail}")
-        foreign = tuple(i for i in gpu.instances if i.ownership is not Ownership.OWNED)
-        if (foreign or gpu.ownership is Ownership.FOREIGN) and not policy.adopt:
+        foreign = tuple(i for i in gpu.instances if i.ownership != Ownership.OWNED)
+        if (foreign or gpu.ownership == Ownership.FOREIGN) and not policy.adopt:
             what = f" ({listing(map(instance_label, foreign))})" if foreign else ""
             return Refusal(
                 Reason.OWNERSHIP_CONFLICT,

@@ -97,7 +97,7 @@ def plan_card(gpu: Gpu, layout: Layout, *, adopt: bool = False) -> CardPlan | Re
         never fit, or no such profile), MigUnsupported, OwnershipConflict, GpuUnhealthy, NotImplemented.
     """
     outcome = _plan_healthy(gpu, layout, adopt=adopt)
-    if gpu.health is Health.HEALTHY or (isinstance(outcome, CardPlan) and outcome.is_applied):
+    if gpu.health == Health.HEALTHY or (isinstance(outcome, CardPlan) and outcome.is_applied):
         return outcome
     detail = f": {gpu.health_message}" if gpu.health_message else ""
     return Refusal(
@@ -119,7 +119,7 @@ def _plan_healthy(gpu: Gpu, layout: Layout, *, adopt: bool) -> CardPlan | Refusa
     counts = _counts(gpu, layout)
     if isinstance(counts, Refusal):
         return counts
-    foreign = tuple(i for i in gpu.instances if i.ownership is not Ownership.OWNED)
+    foreign = tuple(i for i in gpu.instances if i.ownership != Ownership.OWNED)
     if foreign and not adopt:
         return Refusal(
             Reason.OWNERSHIP_CONFLICT,
@@ -217,7 +217,7 @@ def _plan_cut(gpu: Gpu, layout: Layout, counts: Counts) -> CardPlan:
     create = standing.geometry.pairs_in(best.pairs & ~standing.bits)
     change = Change(mig_mode=_mode_to_enable(gpu), destroy=drop, create=create)
     plan = CardPlan(
-        gpu.uuid, layout, keep=keep, adopt=tuple(i for i in keep if i.ownership is not Ownership.OWNED)
+        gpu.uuid, layout, keep=keep, adopt=tuple(i for i in keep if i.ownership != Ownership.OWNED)
     )
     if not gpu.mig.enabled and gpu.mig.pending_enabled:
         return replace(plan, later=replace(change, mig_mode=None), waiting=_activation(gpu, enable=True))
