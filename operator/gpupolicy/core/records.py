@@ -155,6 +155,8 @@ class ClaimRecord:
     name: str
     state: ClaimState
     devices: tuple[PreparedDevice, ...] = ()
+    pods: tuple[str, ...] = ()
+    """Names of the pods that it was reserved for when it was prepared; for messages only."""
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:

@@ -104,6 +104,11 @@ class Lanes:
         result: _T = job.done.result()
         return result
 
+    @property
+    def busy(self) -> bool:
+        """Whether any call is under way, hung ones included."""
+        return any(lane.job is not None for lane in self._lanes.values())
+
     def close(self) -> None:
         """End the idle threads; hung ones end with the process."""
         for _ in range(self._threads):

@@ -6,15 +6,16 @@ that was seen once and is gone stays in the inventory as unhealthy until another
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gpupolicy.adapters.nvml import facts, instances
+from gpupolicy.adapters.nvml import instances
 from gpupolicy.adapters.nvml.errors import NO_CODE, Fault, NvmlError
 from gpupolicy.adapters.nvml.events import Listener, Xid
+from gpupolicy.adapters.nvml.facts import CardFacts, read_facts
 from gpupolicy.adapters.nvml.instances import Mode
 from gpupolicy.adapters.nvml.lanes import Lanes
 from gpupolicy.adapters.nvml.library import Library
@@ -28,7 +29,11 @@ APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 """XIDs that a faulty program causes on a healthy card."""
 XID_SECONDS: Final = 600.0
 """How long a card counts as unhealthy after an XID that is not one of those."""
+PATIENCE_SECONDS: Final = 3.0
+"""How long an observation waits for a card before it goes on with what was last known."""
 _DRIVER_LANE: Final = "driver"
+_COUNTING: Final = -1
+"""Key of the task that counts the cards; those of cards are their indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class _Card:
     uuid: str
     index: int
     handle: Any
-    facts: facts.CardFacts | None = None
+    facts: CardFacts | None = None
     compute_profiles: instances.ComputeProfiles | None = None
     last: Gpu | None = None
 
@@ -83,34 +88,40 @@ class Nvml:
         self._versions = ("", "")
         self._cards: dict[str, _Card] = {}
         self._by_index: dict[int, str] = {}
+        self._generation = 0
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._listener: Listener | None = None
         self._listening: frozenset[str] = frozenset()
         self._xids: dict[str, tuple[int, datetime]] = {}
 
-    async def observe(self) -> Observation:
-        """Read every card. Never raises for what NVML does."""
-        try:
-            count = await self._lanes.run(_DRIVER_LANE, self._count)
-        except NvmlError as error:
-            await self._restart_if_gone(error)
-            return Observation(
-                available=False,
-                gpus=self._last_known(f"NVML: {error}"),
-                driver_version=self._versions[0],
-                cuda_version=self._versions[1],
-                message=str(error),
-            )
+    async def observe(self, *, patience_seconds: float = PATIENCE_SECONDS) -> Observation:
+        """Read every card. Never raises for what NVML does.
+
+        A card that has not answered in time is reported as it was; its answer is kept for the next observation, and
+        `heard` is called when it is there.
+        """
+        counting = self._task(_COUNTING, self._counted)
+        await asyncio.wait([counting], timeout=patience_seconds)
+        if not counting.done():
+            return self._unavailable("NVML does not answer")
+        del self._tasks[_COUNTING]
+        count: int | NvmlError = counting.result()
+        if isinstance(count, NvmlError):
+            return self._unavailable(str(count))
         if count != len(self._by_index):
             # A card came or went, so indices may have moved; lanes and identities follow the UUID from now on.
-            self._by_index = {}
-        results = await asyncio.gather(*(self._observe_index(index) for index in range(count)))
+            self._by_index, self._generation = {}, self._generation + 1
+        readings = {index: self._task(index, self._observer(index)) for index in range(count)}
+        if readings:
+            await asyncio.wait(readings.values(), timeout=patience_seconds)
+        results = [self._answer(index, reading) for index, reading in readings.items()]
         seen = {gpu.uuid: gpu for gpu in results if isinstance(gpu, Gpu)}
         problems = [problem for problem in results if isinstance(problem, str)]
-        gpus = (*seen.values(), *self._missing(seen))
+        gpus = (*seen.values(), *self._missing(seen, complete=not problems))
         await self._listen()
         return Observation(
             available=True,
-            gpus=tuple(sorted(gpus, key=lambda g: (g.pci_bus_id, g.index, g.uuid))),
+            gpus=_sorted(gpus),
             driver_version=self._versions[0],
             cuda_version=self._versions[1],
             message="; ".join(problems),
@@ -156,10 +167,50 @@ class Nvml:
         )
 
     async def close(self) -> None:
-        """Stop listening and let the threads go. A hung call is left to the end of the process."""
+        """Stop listening, shut NVML down and let the threads go. A hung call is left to the end of the process."""
+        for task in self._tasks.values():
+            task.cancel()
         if self._listener is not None:
             await self._listener.stop()
+        if self._started and not self._lanes.busy:
+            self._started = False
+            await self._lanes.run(_DRIVER_LANE, self._library.stop)
         self._lanes.close()
+
+    def _task(self, key: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
+        """Return the task of this key that is under way, or begin it."""
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(work())
+        return self._tasks[key]
+
+    def _answer(self, index: int, reading: asyncio.Task[Gpu | str]) -> Gpu | str:
+        if reading.done():
+            del self._tasks[index]
+            return reading.result()
+        reading.add_done_callback(lambda _: self._heard())
+        card = self._cards.get(self._by_index.get(index, ""))
+        if card is None or card.last is None:
+            return f"card {index} has not answered yet"
+        return self._judged(card.last)
+
+    def _unavailable(self, message: str) -> Observation:
+        return Observation(
+            available=False,
+            gpus=self._last_known(f"NVML: {message}"),
+            driver_version=self._versions[0],
+            cuda_version=self._versions[1],
+            message=message,
+        )
+
+    async def _counted(self) -> int | NvmlError:
+        try:
+            return await self._lanes.run(_DRIVER_LANE, self._count)
+        except NvmlError as error:
+            await self._restart_if_gone(error)
+            return error
+
+    def _observer(self, index: int) -> Callable[[], Coroutine[Any, Any, Gpu | str]]:
+        return lambda: self._observe_index(index)
 
     def _count(self) -> int:
         """Return how many cards there are, starting NVML where it is not started. Runs on the driver's lane."""
@@ -192,7 +243,7 @@ class Nvml:
 
     async def _observe_index(self, index: int) -> Gpu | str:
         """Read the card at an index: a card, or what is wrong with one that nothing is known of."""
-        known = self._by_index.get(index)
+        known, generation = self._by_index.get(index), self._generation
         lane = known or f"index {index}"
         try:
             card = await self._lanes.run(lane, lambda: self._identify(index))
@@ -200,7 +251,8 @@ class Nvml:
             if known is None or known not in self._cards:
                 return f"card {index}: {error}"
             return _sick(self._cards[known], error)
-        self._by_index[index] = card.uuid
+        if generation == self._generation:
+            self._by_index[index] = card.uuid
         try:
             gpu = await self._lanes.run(card.uuid, lambda: self._read(card))
         except NvmlError as error:
@@ -227,7 +279,7 @@ class Nvml:
             )
         mode = instances.read_mode(self._library, card.handle)
         if card.facts is None or not card.facts.complete:
-            card.facts = facts.read_facts(
+            card.facts = read_facts(
                 self._library, card.handle, card.uuid, sysfs=self._sysfs, mig_capable=mode is not None
             )
         standing = (
@@ -244,7 +296,7 @@ class Nvml:
             raise NvmlError("find card", NO_CODE, f"{gpu_uuid} has not been seen", fault=Fault.NOT_FOUND)
         return await self._lanes.run(gpu_uuid, lambda: work(card))
 
-    def _missing(self, seen: dict[str, Gpu]) -> list[Gpu]:
+    def _missing(self, seen: dict[str, Gpu], *, complete: bool) -> list[Gpu]:
         """Return the cards that were there once and are not now; a slot that holds another card is no loss."""
         taken = {gpu.pci_bus_id for gpu in seen.values() if gpu.pci_bus_id}
         missing = []
@@ -254,18 +306,15 @@ class Nvml:
             if card.last is None or card.last.pci_bus_id in taken:
                 del self._cards[uuid]
                 continue
-            lost = NvmlError(
-                "nvmlDeviceGetHandleByIndex", NO_CODE, "the driver no longer lists it", fault=Fault.LOST
-            )
-            missing.append(_sick(card, lost))
+            # While a card does not say which it is, it may be this one.
+            text = "the driver no longer lists it" if complete else "a card does not say which it is"
+            fault = Fault.LOST if complete else Fault.FAILED
+            missing.append(_sick(card, NvmlError("list cards", NO_CODE, text, fault=fault)))
         return missing
 
     def _last_known(self, message: str) -> tuple[Gpu, ...]:
         gpus = (card.last for card in self._cards.values() if card.last is not None)
-        return tuple(
-            replace(gpu, health=Health.UNKNOWN, health_message=message)
-            for gpu in sorted(gpus, key=lambda g: (g.pci_bus_id, g.index, g.uuid))
-        )
+        return _sorted(replace(gpu, health=Health.UNKNOWN, health_message=message) for gpu in gpus)
 
     def _judged(self, gpu: Gpu) -> Gpu:
         """Return the card with the health that its XIDs leave it."""
@@ -298,6 +347,10 @@ class Nvml:
             return
         self._xids[xid.gpu_uuid] = (xid.number, datetime.now(UTC))
         self._heard()
+
+
+def _sorted(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    return tuple(sorted(gpus, key=lambda g: (g.pci_bus_id, g.index, g.uuid)))
 
 
 def _profile(card: _Card, profile_id: int) -> MigProfile:

@@ -1,0 +1,462 @@
+"""The NVML adapter on the simulator: everything is read, every fault is told apart, one sick card hides no other."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from gpupolicy.adapters.nvml import events
+from gpupolicy.adapters.nvml.errors import Fault, NvmlError
+from gpupolicy.adapters.nvml.lanes import HangError
+from gpupolicy.adapters.nvml.session import Nvml
+from gpupolicy.core.inventory import Gpu, Health, Placement
+from tests.simulator import Simulator
+
+H100_PROFILES = {"1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"}
+
+
+class Node:
+    """A simulated node and the adapter on it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.simulator = Simulator(directory)
+        self.heard = 0
+        self.open: list[Nvml] = []
+
+    def nvml(self, *, call_seconds: float = 5.0) -> Nvml:
+        def hear() -> None:
+            self.heard += 1
+
+        nvml = Nvml(
+            self.simulator.library_path,
+            sysfs=self.simulator.root / "sys",
+            call_seconds=call_seconds,
+            heard=hear,
+        )
+        self.open.append(nvml)
+        return nvml
+
+    async def enabled(self, index: int = 0, *, call_seconds: float = 5.0) -> tuple[Nvml, Gpu]:
+        """Return the adapter and a card in MIG mode."""
+        nvml = self.nvml(call_seconds=call_seconds)
+        uuid = (await nvml.observe()).gpus[index].uuid
+        await nvml.set_mig_mode(uuid, enabled=True)
+        return nvml, await nvml.read(uuid)
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    directory = tmp_path / "gpusim"
+    monkeypatch.setenv("GPUSIM_DIR", str(directory))
+    monkeypatch.setattr(events, "WAIT_SECONDS", 0.1)
+    node = Node(directory)
+    yield node
+    node.simulator.clear_faults()
+    for nvml in node.open:
+        await nvml.close()
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so; a simulated node tells nobody when it changes."""
+    async with asyncio.timeout(20):
+        while not await condition():  # noqa: ASYNC110 - there is nothing else to wait on.
+            await asyncio.sleep(0.05)
+
+
+def profile_id(gpu: Gpu, name: str) -> int:
+    return next(p.id for p in gpu.mig.profiles if p.name == name)
+
+
+async def test_the_whole_inventory_is_read(node: Node) -> None:
+    node.simulator.create(gpus=8)
+    seen = await node.nvml().observe()
+    assert seen.available
+    assert seen.message == ""
+    assert seen.driver_version
+    assert len(seen.gpus) == 8
+    assert len({g.uuid for g in seen.gpus}) == 8
+    card = seen.gpus[3]
+    truth = node.simulator.gpu(3)
+    assert card.uuid == truth["uuid"]
+    assert card.serial == truth["serial"]
+    assert (card.product_name, card.architecture, card.brand) == ("NVIDIA H100 80GB HBM3", "Hopper", "Nvidia")
+    assert card.compute_capability == "9.0"
+    assert card.memory_bytes
+    assert card.memory_bytes > 79 * 1024**3
+    assert card.health is Health.HEALTHY
+    assert card.mig.capable
+    assert not card.mig.enabled
+    assert not card.mig.mode_needs_reset
+    assert {p.name for p in card.mig.profiles} == H100_PROFILES
+    assert card.pci_bus_id == sorted(g.pci_bus_id for g in seen.gpus)[3]
+
+
+@pytest.mark.parametrize(
+    ("model", "architecture", "capable", "needs_reset"),
+    [
+        ("a100-40gb", "Ampere", True, True),
+        ("a30", "Ampere", True, True),
+        ("h100-80gb", "Hopper", True, False),
+        ("h200-141gb", "Hopper", True, False),
+        ("b200-180gb", "Blackwell", True, False),
+        ("t4", "Turing", False, False),
+        ("l40s", "Ada Lovelace", False, False),
+    ],
+)
+async def test_every_model_is_understood(
+    node: Node, model: str, architecture: str, capable: bool, needs_reset: bool
+) -> None:
+    node.simulator.create(model=model)
+    (card,) = (await node.nvml().observe()).gpus
+    assert (card.architecture, card.mig.capable, card.mig.mode_needs_reset) == (
+        architecture,
+        capable,
+        needs_reset,
+    )
+    assert bool(card.mig.profiles) is capable
+
+
+async def test_instances_come_and_go_where_they_were_asked_for(node: Node) -> None:
+    node.simulator.create()
+    nvml, card = await node.enabled()
+    made = await nvml.create_instance(card.uuid, profile_id(card, "3g.40gb"), Placement(4, 4))
+    other = await nvml.create_instance(card.uuid, profile_id(card, "1g.10gb"), Placement(1, 1))
+    seen = await nvml.read(card.uuid)
+    assert seen.instances == (other, made)
+    assert made.uuid.startswith("MIG-")
+    assert made.compute_instance_id == 0
+    assert node.simulator.layout(0) == [("1g.10gb", 1), ("3g.40gb", 4)]
+    assert await nvml.destroy_instance(card.uuid, made.profile_id, made.placement, uuid=made.uuid)
+    assert not await nvml.destroy_instance(card.uuid, made.profile_id, made.placement)
+    assert node.simulator.layout(0) == [("1g.10gb", 1)]
+
+
+async def test_processes_are_told_by_instance_and_by_card(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    nvml, card = await node.enabled()
+    made = await nvml.create_instance(card.uuid, profile_id(card, "2g.20gb"), Placement(0, 2))
+    node.simulator.add_client(0, 4711, gi=made.gpu_instance_id, ci=0, name="python")
+    node.simulator.add_client(1, 4712, kind="graphics", name="Xorg")
+    first, second = (await nvml.observe()).gpus
+    assert [p.pid for p in first.instances[0].processes] == [4711]
+    assert first.processes == ()
+    assert [p.pid for p in second.processes] == [4712]
+    assert second.in_use
+
+
+async def test_an_instance_in_use_is_not_destroyed(node: Node) -> None:
+    node.simulator.create()
+    nvml, card = await node.enabled()
+    made = await nvml.create_instance(card.uuid, profile_id(card, "1g.10gb"), Placement(0, 1))
+    node.simulator.add_client(0, 4711, gi=made.gpu_instance_id, ci=0)
+    with pytest.raises(NvmlError) as failure:
+        await nvml.destroy_instance(card.uuid, made.profile_id, made.placement)
+    assert failure.value.fault is Fault.IN_USE
+    assert node.simulator.layout(0) == [("1g.10gb", 0)]
+
+
+async def test_an_instance_that_is_not_the_expected_one_is_not_destroyed(node: Node) -> None:
+    node.simulator.create()
+    nvml, card = await node.enabled()
+    made = await nvml.create_instance(card.uuid, profile_id(card, "1g.10gb"), Placement(0, 1))
+    with pytest.raises(NvmlError) as failure:
+        await nvml.destroy_instance(card.uuid, made.profile_id, made.placement, uuid="MIG-another")
+    assert failure.value.fault is Fault.CHANGED
+    assert node.simulator.layout(0) == [("1g.10gb", 0)]
+
+
+async def test_a_place_where_something_stands_is_not_taken_for_ours(node: Node) -> None:
+    node.simulator.create()
+    nvml, card = await node.enabled()
+    await nvml.create_instance(card.uuid, profile_id(card, "1g.10gb"), Placement(0, 1))
+    with pytest.raises(NvmlError) as failure:
+        await nvml.create_instance(card.uuid, profile_id(card, "1g.10gb"), Placement(0, 1))
+    assert failure.value.fault is Fault.CHANGED
+    with pytest.raises(NvmlError) as failure:
+        await nvml.create_instance(card.uuid, profile_id(card, "3g.40gb"), Placement(0, 4))
+    assert failure.value.fault is Fault.NO_ROOM
+
+
+@pytest.mark.parametrize(
+    ("mode", "fault"),
+    [("before", Fault.FAILED), ("after", Fault.FAILED)],
+    ids=["no effect", "effect, then error"],
+)
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        "nvmlGpuInstanceGetInfo",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlComputeInstanceGetInfo",
+        "nvmlGpuInstanceGetComputeInstances",
+    ],
+)
+async def test_what_a_failed_creation_made_is_taken_away(
+    node: Node, symbol: str, mode: str, fault: Fault
+) -> None:
+    node.simulator.create()
+    nvml, card = await node.enabled()
+    node.simulator.add_fault(symbol, mode=mode)
+    with pytest.raises(NvmlError) as failure:
+        await nvml.create_instance(card.uuid, profile_id(card, "2g.20gb"), Placement(2, 2))
+    assert failure.value.fault is fault
+    assert node.simulator.layout(0) == []
+
+
+async def test_a_gpu_instance_without_compute_instance_is_seen(node: Node) -> None:
+    """A creation that the driver does not even let us take back must not become an invisible hole in the card."""
+    node.simulator.create()
+    nvml, card = await node.enabled()
+    node.simulator.add_fault("nvmlGpuInstanceCreateComputeInstance")
+    node.simulator.add_fault("nvmlGpuInstanceDestroy")
+    with pytest.raises(NvmlError):
+        await nvml.create_instance(card.uuid, profile_id(card, "2g.20gb"), Placement(2, 2))
+    (left,) = (await nvml.read(card.uuid)).instances
+    assert (left.placement, left.compute_instance_id, left.uuid) == (Placement(2, 2), None, "")
+    assert await nvml.destroy_instance(card.uuid, left.profile_id, left.placement)
+
+
+async def test_a_mode_that_waits_for_a_reset_is_pending(node: Node) -> None:
+    node.simulator.create(model="a100-40gb", per_gpu={0: {"activation": "pending"}})
+    nvml = node.nvml()
+    uuid = (await nvml.observe()).gpus[0].uuid
+    mode = await nvml.set_mig_mode(uuid, enabled=True)
+    assert (mode.enabled, mode.pending_enabled) == (False, True)
+    card = await nvml.read(uuid)
+    assert (card.mig.enabled, card.mig.pending_enabled) == (False, True)
+    node.simulator.reset(0)
+    (card,) = (await nvml.observe()).gpus
+    assert (card.mig.enabled, card.mig.pending_enabled) == (True, None)
+
+
+async def test_an_activation_that_fails_is_an_error_or_pending_but_never_success(node: Node) -> None:
+    node.simulator.create()
+    nvml = node.nvml()
+    uuid = (await nvml.observe()).gpus[0].uuid
+    node.simulator.add_fault("nvmlDeviceSetMigMode", mode="activation", code=19)
+    try:
+        mode = await nvml.set_mig_mode(uuid, enabled=True)
+    except NvmlError as error:
+        assert error.fault is Fault.IN_USE  # noqa: PT017 - both answers are right, success is not.
+    else:
+        assert mode.pending_enabled
+        assert not mode.enabled
+
+
+OPTIONAL = {
+    "nvmlDeviceGetName": "product_name",
+    "nvmlDeviceGetArchitecture": "architecture",
+    "nvmlDeviceGetBrand": "brand",
+    "nvmlDeviceGetMemoryInfo": "memory_bytes",
+    "nvmlDeviceGetCudaComputeCapability": "compute_capability",
+    "nvmlDeviceGetMinorNumber": "minor",
+    "nvmlDeviceGetSerial": "serial",
+    "nvmlDeviceGetPciInfo": "pci_bus_id",
+}
+
+
+@pytest.mark.parametrize("code", [3, 999], ids=["not supported", "unknown error"])
+@pytest.mark.parametrize(("symbol", "field"), OPTIONAL.items(), ids=list(OPTIONAL))
+async def test_a_missing_fact_is_a_gap_and_not_a_missing_card(
+    node: Node, symbol: str, field: str, code: int
+) -> None:
+    node.simulator.create(gpus=2)
+    node.simulator.add_fault(symbol, code=code, gpu=0, count=-1)
+    nvml = node.nvml()
+    by_index = {g.index: g for g in (await nvml.observe()).gpus}
+    assert by_index[0].health is Health.HEALTHY
+    assert not getattr(by_index[0], field)
+    assert getattr(by_index[1], field) not in ("", None)
+    node.simulator.clear_faults()
+    by_index = {g.index: g for g in (await nvml.observe()).gpus}
+    assert bool(getattr(by_index[0], field) in ("", None)) is (code == 3), (
+        "a gap that can close is asked again"
+    )
+
+
+async def test_an_unknown_architecture_is_left_out(node: Node) -> None:
+    node.simulator.create(per_gpu={0: {"architecture": 77}})
+    (card,) = (await node.nvml().observe()).gpus
+    assert (card.architecture, card.health) == ("", Health.HEALTHY)
+    assert card.mig.profiles
+
+
+@pytest.mark.parametrize(
+    "symbol",
+    ["nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo", "nvmlDeviceGetUUID"],
+)
+async def test_a_card_whose_state_cannot_be_read_is_unknown_and_keeps_its_identity(
+    node: Node, symbol: str
+) -> None:
+    node.simulator.create(gpus=2)
+    nvml, card = await node.enabled()
+    await nvml.create_instance(card.uuid, profile_id(card, "1g.10gb"), Placement(0, 1))
+    before = (await nvml.observe()).gpus
+    node.simulator.add_fault(symbol, gpu=0, count=-1)
+    seen = (await nvml.observe()).gpus
+    assert [g.uuid for g in seen] == [g.uuid for g in before]
+    assert [g.health for g in seen] == [Health.UNKNOWN, Health.HEALTHY]
+    assert symbol in seen[0].health_message
+    assert seen[0].instances == before[0].instances
+    node.simulator.clear_faults()
+    assert (await nvml.observe()).gpus == before
+
+
+async def test_a_lost_card_is_unhealthy_and_its_neighbours_are_not(node: Node) -> None:
+    node.simulator.create(gpus=3)
+    nvml = node.nvml()
+    before = (await nvml.observe()).gpus
+    node.simulator.lose(1, quiet=True)
+    seen = (await nvml.observe()).gpus
+    assert [g.uuid for g in seen] == [g.uuid for g in before]
+    assert [g.health for g in seen] == [Health.HEALTHY, Health.UNHEALTHY, Health.HEALTHY]
+    node.simulator.recover(1)
+    assert (await nvml.observe()).gpus == before
+
+
+async def test_a_card_that_is_lost_from_the_start_is_told_of(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    node.simulator.lose(0, quiet=True)
+    seen = await node.nvml().observe()
+    assert [g.index for g in seen.gpus] == [1]
+    assert "card 0" in seen.message
+
+
+async def test_a_card_that_left_the_list_is_unhealthy_and_indices_may_shift(node: Node) -> None:
+    node.simulator.create(gpus=3)
+    nvml = node.nvml()
+    before = (await nvml.observe()).gpus
+    node.simulator.detach(0)
+    seen = {g.uuid: g for g in (await nvml.observe()).gpus}
+    assert seen[before[0].uuid].health is Health.UNHEALTHY
+    assert (seen[before[1].uuid].index, seen[before[1].uuid].health) == (0, Health.HEALTHY)
+    node.simulator.attach(0)
+    assert (await nvml.observe()).gpus == before
+
+
+async def test_a_swapped_card_takes_the_place_of_the_old_one(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    nvml = node.nvml()
+    before = (await nvml.observe()).gpus
+    node.simulator.swap(1)
+    seen = (await nvml.observe()).gpus
+    assert [g.pci_bus_id for g in seen] == [g.pci_bus_id for g in before]
+    assert seen[0] == before[0]
+    assert seen[1].uuid not in {g.uuid for g in before}
+    assert seen[1].health is Health.HEALTHY
+
+
+async def test_a_hung_call_closes_its_card_only_and_is_forgotten_when_it_returns(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    nvml = node.nvml(call_seconds=0.3)
+    before = (await nvml.observe()).gpus
+    node.simulator.add_fault("nvmlDeviceGetMigMode", mode="hang", hang_ms=2500, gpu=0)
+    seen = (await nvml.observe()).gpus
+    assert [g.health for g in seen] == [Health.UNKNOWN, Health.HEALTHY]
+    assert "nvmlDeviceGetMigMode: hangs since" in seen[0].health_message
+    calls = node.simulator.calls()
+    with pytest.raises(HangError):
+        await nvml.read(before[0].uuid)
+    with pytest.raises(HangError):
+        await nvml.create_instance(before[0].uuid, 19, Placement(0, 1))
+    assert node.simulator.calls() == calls, "nothing may be asked of a card that hangs"
+
+    async def is_back() -> bool:
+        return (await nvml.observe()).gpus == before
+
+    await eventually(is_back)
+
+
+async def test_an_observation_does_not_wait_for_a_slow_card(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    nvml = node.nvml(call_seconds=30)
+    before = (await nvml.observe()).gpus
+    node.simulator.add_fault("nvmlDeviceGetMigMode", mode="hang", hang_ms=1500, gpu=0)
+    node.simulator.lose(1, quiet=True)
+    seen = (await nvml.observe(patience_seconds=0.3)).gpus
+    assert seen[0] == before[0], "what was last known of the slow card"
+    assert seen[1].health is Health.UNHEALTHY
+
+    async def was_told() -> bool:
+        return node.heard > 0
+
+    await eventually(was_told)
+    assert (await nvml.observe()).gpus[0] == before[0]
+
+
+async def test_a_library_that_is_not_there_is_found_later(node: Node, tmp_path: Path) -> None:
+    missing = tmp_path / "later" / "libnvidia-ml.so.1"
+    nvml = Nvml(missing, sysfs=tmp_path)
+    node.open.append(nvml)
+    seen = await nvml.observe()
+    assert not seen.available
+    assert "--nvml-library" in seen.message
+    node.simulator.create()
+    missing.parent.mkdir()
+    missing.symlink_to(node.simulator.library_path)
+    assert (await nvml.observe()).available
+
+
+async def test_a_driver_that_is_not_loaded_is_waited_for(node: Node) -> None:
+    node.simulator.create()
+    node.simulator.set(driver_loaded=0)
+    nvml = node.nvml()
+    seen = await nvml.observe()
+    assert not seen.available
+    assert "load the NVIDIA kernel driver" in seen.message
+    node.simulator.set(driver_loaded=1)
+    assert len((await nvml.observe()).gpus) == 1
+
+
+async def test_a_reload_of_the_driver_is_survived(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    nvml = node.nvml()
+    before = (await nvml.observe()).gpus
+    node.simulator.reload()
+
+    async def is_back() -> bool:
+        seen = await nvml.observe()
+        return seen.available and seen.gpus == before
+
+    await eventually(is_back)
+
+
+async def test_an_outage_shows_the_cards_as_unknown(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    nvml = node.nvml()
+    before = (await nvml.observe()).gpus
+    node.simulator.add_fault("nvmlDeviceGetCount", code=999, count=-1)
+    seen = await nvml.observe()
+    assert not seen.available
+    assert [g.uuid for g in seen.gpus] == [g.uuid for g in before]
+    assert {g.health for g in seen.gpus} == {Health.UNKNOWN}
+    node.simulator.clear_faults()
+    assert (await nvml.observe()).gpus == before
+
+
+async def test_an_xid_makes_its_card_unhealthy(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    nvml = node.nvml()
+    await nvml.observe()
+    async with asyncio.timeout(20):
+        while not node.heard:
+            # The listener registers in its own time; an event before that is nobody's.
+            node.simulator.xid(1, 48)
+            await asyncio.sleep(0.2)
+    seen = (await nvml.observe()).gpus
+    assert [g.health for g in seen] == [Health.HEALTHY, Health.UNHEALTHY]
+    assert "XID 48" in seen[1].health_message
+
+
+async def test_an_xid_of_a_faulty_program_is_no_sickness(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    nvml = node.nvml()
+    await nvml.observe()
+    async with asyncio.timeout(20):
+        while not node.heard:
+            node.simulator.xid(0, 31)
+            node.simulator.xid(1, 62)
+            await asyncio.sleep(0.2)
+    seen = (await nvml.observe()).gpus
+    assert [g.health for g in seen] == [Health.HEALTHY, Health.UNHEALTHY]
