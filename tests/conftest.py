@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from tests.cluster import build
 from tests.cluster.cluster import Cluster
+from tests.cluster.node import Node, NodeOptions
 
 _numbers = itertools.count(1)
 
@@ -25,6 +27,35 @@ def cluster() -> Iterator[Cluster]:
     """A control plane with default settings, shared by the session's tests: leave it as you found it."""
     with Cluster.start() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def cluster_with_nodes(cluster: Cluster) -> Callable[[int], list[Node]]:
+    """A function that gives `count` real nodes of the shared cluster, kept for later tests: change nothing."""
+    kept: list[Node] = []
+
+    def give(count: int) -> list[Node]:
+        missing = range(len(kept) + 1, count + 1)
+        kept.extend(cluster.add_nodes(*(NodeOptions(f"node-{number}") for number in missing)))
+        return kept[:count]
+
+    return give
+
+
+@pytest.fixture
+def make_node(cluster: Cluster) -> Iterator[Callable[..., Node]]:
+    """A function that starts a node (fields of `NodeOptions`) which is stopped after the test."""
+    made: list[Node] = []
+
+    def make(name: str | None = None, **options: Any) -> Node:
+        (node,) = cluster.add_nodes(NodeOptions(name or f"own-{next(_numbers)}", **options))
+        made.append(node)
+        return node
+
+    yield make
+    for node in made:
+        if node.exists:
+            node.stop()
 
 
 @pytest.fixture

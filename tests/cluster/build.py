@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 TOOLS_DIRECTORY = Path(__file__).resolve().parent / "tools"
@@ -46,7 +46,7 @@ class Tool:
     """One Go module below ``tools/`` and the programs it yields.
 
     ``programs`` maps the name of a binary to the Go package it is built from. ``links`` are further
-    names of the first binary (a multi-call program). In ``ldflags``, ``{version}``, ``{major}`` and
+    names of the first binary (a multi-call program), ``tags`` Go build tags. In ``ldflags``, ``{version}``, ``{major}`` and
     ``{minor}`` stand for the version of ``module`` that go.mod pins.
     """
 
@@ -56,6 +56,7 @@ class Tool:
     links: tuple[str, ...] = ()
     ldflags: str = ""
     cgo: bool = False
+    tags: str = ""
 
     @property
     def directory(self) -> Path:
@@ -79,7 +80,7 @@ class Tool:
     def key(self) -> str:
         """Hash of everything in the checkout that decides what the build yields."""
         digest = hashlib.sha256()
-        fixed = (self.name, sorted(self.programs.items()), self.links, self.ldflags, self.cgo)
+        fixed = (self.name, sorted(self.programs.items()), self.links, self.ldflags, self.cgo, self.tags)
         digest.update(repr((fixed, platform.system(), platform.machine())).encode())
         for path in sorted(self.directory.iterdir()):
             if path.name in {"go.mod", "go.sum"} or path.suffix == ".go":
@@ -114,6 +115,7 @@ TOOLS: tuple[Tool, ...] = (
         module="github.com/opencontainers/runc",
         programs={"runc": "github.com/opencontainers/runc"},
         cgo=True,
+        tags="seccomp",  # pods that follow the restricted standard ask for the default profile
     ),
     Tool(
         name="containerd",
@@ -155,7 +157,9 @@ def bin_directory(tools: Iterable[Tool] = TOOLS) -> Path:
     with _lock(cache / "build.lock"):
         missing = [tool for tool in tools if not _artifact(cache, tool).is_dir()]
         if missing:
-            check_compilers(missing)
+            check_go()
+            if any(tool.cgo for tool in missing):
+                ensure_build_packages()
         for number, tool in enumerate(missing, start=1):
             _build(tool, cache, f"[{number}/{len(missing)}]")
         for tool in tools:
@@ -163,60 +167,72 @@ def bin_directory(tools: Iterable[Tool] = TOOLS) -> Path:
     return directory
 
 
-def check_compilers(tools: Iterable[Tool]) -> None:
-    """Raise one `BuildError` that names every compiler these tools lack."""
-    problems = []
+def check_go() -> None:
+    """Raise `BuildError` when there is no Go compiler that is new enough."""
     minimum = ".".join(map(str, MINIMUM_GO))
+    remedy = f"install Go {minimum} or newer from https://go.dev/dl/, or set KUBE_BIN to ready-made programs"
     go = shutil.which("go")
     if go is None:
-        problems.append(f"Go {minimum} or newer is not on PATH: install it from https://go.dev/dl/")
-    else:
-        answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
-        found = tuple(int(part) for part in re.findall(r"\d+", answer)[:3])
-        if found < MINIMUM_GO:
-            problems.append(f"{go} is {answer.strip() or 'broken'}: Go {minimum} or newer is needed")
-    if any(tool.cgo for tool in tools) and shutil.which("gcc") is None:
-        problems.append("gcc is not on PATH: install it (Debian: apt-get install gcc libc6-dev)")
-    if problems:
-        raise BuildError(
-            "cannot build the cluster's programs:\n  "
-            + "\n  ".join(problems)
-            + "\nor set KUBE_BIN to a directory that holds ready-made ones"
-        )
+        raise BuildError(f"Go is not on PATH: {remedy}")
+    answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    if tuple(int(part) for part in re.findall(r"\d+", answer)[:3]) < MINIMUM_GO:
+        raise BuildError(f"{go} is {answer.strip() or 'broken'}: {remedy}")
 
 
-# What a node needs from the system beside the programs built here: probe -> Debian package.
-_SYSTEM_PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
+# What must be there -> the Debian package that brings it. A name is looked up on PATH.
+_BUILD_PACKAGES = {
+    "gcc": "gcc",
+    "/usr/include/stdio.h": "libc6-dev",
+    "/usr/include/seccomp.h": "libseccomp-dev",
+    "pkg-config": "pkg-config",
+}
+_NODE_PACKAGES = {
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "mount": "mount",
+    **{f"{CNI_DIRECTORY}/{plugin}": "containernetworking-plugins" for plugin in ("bridge", "host-local")},
+}
 
 
-def ensure_system_packages() -> None:
-    """Install the Debian packages a node needs (as root with apt-get), or raise naming them."""
-    missing = _missing_packages()
+def ensure_build_packages() -> None:
+    """Install what the cgo builds need (as root with apt-get), or raise `BuildError` naming the packages."""
+    _ensure_packages(lambda: _missing_packages(_BUILD_PACKAGES), "the build needs")
+
+
+def ensure_node_packages() -> None:
+    """Install what a node needs beside our programs, or raise `BuildError` naming the packages."""
+
+    def missing() -> set[str]:
+        busybox = shutil.which("busybox")
+        static = busybox is not None and is_static(Path(busybox))
+        return _missing_packages(_NODE_PACKAGES) | (set() if static else {"busybox-static"})
+
+    _ensure_packages(missing, "nodes need")
+
+
+def _missing_packages(probes: Mapping[str, str]) -> set[str]:
+    return {
+        package
+        for probe, package in probes.items()
+        if not (Path(probe).exists() if probe.startswith("/") else shutil.which(probe))
+    }
+
+
+def _ensure_packages(find_missing: Callable[[], set[str]], who: str) -> None:
+    missing = sorted(find_missing())
     if missing and os.geteuid() == 0 and shutil.which("apt-get"):
         _say(f"installing {' '.join(missing)}")
-        install = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends"]
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        first = subprocess.run([*install, *missing], env=environment, capture_output=True, check=False)
-        if first.returncode:
-            # Package lists age: fetch them once and try again before giving up.
-            subprocess.run(["apt-get", "update"], env=environment, capture_output=True, check=False)
-            subprocess.run([*install, *missing], env=environment, capture_output=True, check=False)
-        missing = _missing_packages()
+        install = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends"]
+        # Package lists age: when the first attempt fails they are fetched and it is made again.
+        for command in ([*install, *missing], ["apt-get", "update"], [*install, *missing]):
+            if find_missing():
+                subprocess.run(command, env=environment, capture_output=True, check=False)
+        missing = sorted(find_missing())
     if missing:
-        raise BuildError(
-            f"nodes need these Debian packages: {' '.join(missing)}; "
-            f"run as root: apt-get install {' '.join(missing)}"
-        )
-
-
-def _missing_packages() -> list[str]:
-    missing = {package for program, package in _SYSTEM_PROGRAMS.items() if shutil.which(program) is None}
-    if not all((CNI_DIRECTORY / plugin).exists() for plugin in ("bridge", "host-local", "loopback")):
-        missing.add("containernetworking-plugins")
-    busybox = shutil.which("busybox")
-    if busybox is None or not is_static(Path(busybox)):
-        missing.add("busybox-static")
-    return sorted(missing)
+        packages = " ".join(missing)
+        raise BuildError(f"{who} these Debian packages: {packages}; run as root: apt-get install {packages}")
 
 
 def is_static(path: Path) -> bool:
@@ -257,7 +273,18 @@ def _build(tool: Tool, cache: Path, counter: str) -> None:
         output = Path(scratch) / "out"
         output.mkdir()
         for program, package in tool.programs.items():
-            command = ["go", "build", "-trimpath", "-ldflags", ldflags, "-o", str(output / program), package]
+            command = [
+                "go",
+                "build",
+                "-trimpath",
+                "-tags",
+                tool.tags,
+                "-ldflags",
+                ldflags,
+                "-o",
+                str(output / program),
+                package,
+            ]
             _run_with_progress(f"{counter} {tool.name} {tool.version}: {program}", command, tool, environment)
         for link in tool.links:
             (output / link).symlink_to(next(iter(tool.programs)))
@@ -326,7 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         directory = bin_directory([tool for tool in TOOLS if not chosen or tool.name in chosen])
         if not chosen or {"containerd", "runc"} & set(chosen):
-            ensure_system_packages()
+            ensure_node_packages()
     except BuildError as error:
         _say(f"error: {error}")
         return 1

@@ -12,71 +12,28 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 
-from tests.cluster.process import ProcessIdentity, poll_until
-from tests.cluster.run import RUN_VARIABLE, Run, StateError, all_runs, machine_lock
+from tests.cluster.host import end_processes, remove_cgroup, remove_links
+from tests.cluster.process import ProcessIdentity
+from tests.cluster.run import Run, StateError, all_runs, machine_lock
 
 WARDEN = "warden"
-_END_TIMEOUT_SECONDS = 30.0
 
 
 def remove_run(run: Run) -> None:
     """End every process of a run and remove all that it made. Safe to repeat after a kill half-way."""
-    with contextlib.suppress(StateError, KeyError):
-        warden = next(daemon for daemon in run.daemons if daemon.name == WARDEN)
-        if warden.identity is not None and warden.pid != os.getpid():
-            warden.kill()
-    end_processes(run)
     with contextlib.suppress(StateError):
-        shutil.rmtree(run.data_directory, ignore_errors=True)
+        for daemon in run.daemons:
+            # First, so that it does not do the same work at the same time.
+            if daemon.name == WARDEN and daemon.identity and daemon.pid != os.getpid():
+                daemon.kill()
+    end_processes(run.marker, run.cgroup)
+    remove_links(run.link_prefix)
+    remove_cgroup(run.cgroup)
+    shutil.rmtree(run.data_directory, ignore_errors=True)
     run.remove_directory()
-
-
-def end_processes(run: Run) -> None:
-    """Kill every process that the run started, and what those started, until none is left."""
-
-    def none_left() -> bool:
-        processes = processes_of(run)
-        for process in processes:
-            process.signal(signal.SIGKILL)
-        return not processes
-
-    poll_until(none_left, timeout_seconds=_END_TIMEOUT_SECONDS, what=f"the end of all processes of {run.id}")
-
-
-def processes_of(run: Run) -> list[ProcessIdentity]:
-    """All processes of a run but this one, recorded or not.
-
-    A process started by a run carries the run's directory in its environment and hands it on, so one that
-    was started in the very moment its starter was killed is found as well.
-    """
-    marker = f"{RUN_VARIABLE}={run.directory}".encode()
-    parents: dict[int, int] = {}
-    found: set[int] = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, IndexError):
-            parents[int(entry.name)] = _parent(entry)
-            if marker in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
-    grown = True
-    while grown:
-        children = {pid for pid, parent in parents.items() if parent in found} - found
-        found |= children
-        grown = bool(children)
-    identities = []
-    for pid in found - {os.getpid()}:
-        with contextlib.suppress(ProcessLookupError):
-            identities.append(ProcessIdentity.of(pid))
-    return identities
-
-
-def _parent(process: Path) -> int:
-    return int((process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
 
 
 def clean_dead_runs() -> list[str]:

@@ -15,6 +15,7 @@ import contextlib
 import http
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +24,13 @@ from typing import Self
 from tests.cluster import build
 from tests.cluster.cleanup import WARDEN, clean_dead_runs, remove_run
 from tests.cluster.control_plane import ControlPlane, ControlPlaneOptions
+from tests.cluster.image import Image, write_archive
+from tests.cluster.node import Node, NodeOptions, start_nodes
 from tests.cluster.process import Daemon, poll_until
-from tests.cluster.run import Run
+from tests.cluster.run import REPOSITORY, Run
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _CONTROL_PLANE_TOOLS = {"etcd", "kubernetes"}
+_NODE_TOOLS = {"containerd", "runc"}
 
 
 class Cluster:
@@ -46,6 +49,7 @@ class Cluster:
         cls,
         state_dir: Path | None = None,
         *,
+        nodes: Sequence[NodeOptions] = (),
         options: ControlPlaneOptions | None = None,
         detached: bool = False,
     ) -> Self:
@@ -53,6 +57,7 @@ class Cluster:
 
         Args:
             state_dir: where to note the cluster for `load`; None when nobody else needs to find it.
+            nodes: nodes to start at once (root only); more may follow with `add_nodes`.
             options: how the control plane differs from a default one.
             detached: whether the cluster outlives this process.
 
@@ -60,7 +65,8 @@ class Cluster:
             build.BuildError: when programs are missing and cannot be built.
             RuntimeError, TimeoutError: when a component does not come up; nothing of the cluster stays.
         """
-        tools = [tool for tool in build.TOOLS if tool.name in _CONTROL_PLANE_TOOLS]
+        wanted = _CONTROL_PLANE_TOOLS | (_NODE_TOOLS if nodes else set())
+        tools = [tool for tool in build.TOOLS if tool.name in wanted]
         programs = build.bin_directory(tools)
         clean_dead_runs()
         run = Run.create()
@@ -69,9 +75,10 @@ class Cluster:
                 run.daemon(
                     WARDEN,
                     [sys.executable, "-m", "tests.cluster.cleanup", "--watch", run.directory],
-                    cwd=_REPOSITORY,
+                    cwd=REPOSITORY,
                 ).start()
             cluster = cls(run, ControlPlane.start(run, programs, options))
+            cluster.add_nodes(*nodes)
             if state_dir is not None:
                 state_dir.mkdir(parents=True, exist_ok=True)
                 pointer = {"run": str(run.directory)}
@@ -97,6 +104,29 @@ class Cluster:
         if not run.alive:
             raise LookupError(f"the cluster noted in {path} does not run any more")
         return cls(run, ControlPlane.load(run))
+
+    def add_nodes(self, *options: NodeOptions) -> list[Node]:
+        """Start nodes side by side, wait until all are Ready, and return them in the given order."""
+        if not options:
+            return []
+        build.bin_directory([tool for tool in build.TOOLS if tool.name in _NODE_TOOLS])
+        return start_nodes(self.control_plane, options)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes with a kubelet, in the order of their start."""
+        prefix = "node:"
+        parts = self.run.state["parts"]
+        names = [part.removeprefix(prefix) for part in parts if part.startswith(prefix)]
+        return [Node(self.control_plane, name) for name in names]
+
+    def load_images(self, *images: Image) -> None:
+        """Make the images and import them into every node of now."""
+        with tempfile.TemporaryDirectory(dir=self.run.data_directory) as scratch:
+            archive = Path(scratch) / "images.tar"
+            write_archive(archive, images)
+            for node in self.nodes:
+                node.load_images(archive)
 
     def daemon(
         self,

@@ -32,6 +32,13 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
+def reap_children() -> None:
+    """Collect the ended children of this process, so that they do not stay as zombies."""
+    for pid, child in list(_CHILDREN.items()):
+        if child.poll() is not None:
+            _CHILDREN.pop(pid, None)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProcessIdentity:
     """A process that cannot be mistaken for a later one with the same pid."""
@@ -86,8 +93,7 @@ class ProcessIdentity:
             ready, _, _ = select.select([descriptor], [], [], timeout_seconds)
         finally:
             os.close(descriptor)
-        if child := _CHILDREN.get(self.pid):
-            child.poll()
+        reap_children()
         return bool(ready)
 
     def to_state(self) -> dict[str, Any]:
@@ -160,8 +166,6 @@ class Daemon:
     @property
     def alive(self) -> bool:
         identity = self.identity
-        if identity is not None and (child := _CHILDREN.get(identity.pid)):
-            child.poll()
         return identity is not None and identity.alive
 
     def start(self) -> None:

@@ -2,9 +2,9 @@
 
 Each run has a short directory below `runs_directory` (a Unix socket path holds 107 bytes, and a driver
 instance may put two UUID-like names behind ours) and a data directory for what is large. Its
-``state.json`` records, before it is made, whatever would outlive a killed program: processes with their
-start times, bridges, cgroups, reserved ports and subnets. So any later program can stop the run, and the next
-start can remove the leftovers of dead runs without ever touching one that is alive.
+``state.json`` records processes with their start times, reserved ports and subnets; processes, cgroups and
+network interfaces also bear the run's name. So any later program can stop the run, and the next start can
+remove the leftovers of dead runs without ever touching one that is alive.
 
 A run is alive while its owner (the program that started it) runs. A detached run has no owner: it is
 alive while any of its processes is.
@@ -18,6 +18,7 @@ import ipaddress
 import json
 import os
 import random
+import re
 import secrets
 import shutil
 import socket
@@ -27,9 +28,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.host import processes_of
 from tests.cluster.process import Daemon, ProcessIdentity, boot_id
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 STATE_VERSION = 1
+_RUN_NAME = re.compile(r"[0-9a-f]{6}")
 # In the environment of every process of a run, with the run's directory as its value.
 RUN_VARIABLE = "GPUPOLICY_TEST_RUN"
 # Below the kernel's range for outgoing connections, so that a port stays ours while its server restarts.
@@ -54,7 +58,7 @@ def all_runs() -> list[Run]:
     directory = runs_directory()
     if not directory.is_dir():
         return []
-    return [Run(path) for path in sorted(directory.iterdir()) if path.is_dir()]
+    return [Run(path) for path in sorted(directory.iterdir()) if _RUN_NAME.fullmatch(path.name)]
 
 
 @contextlib.contextmanager
@@ -85,7 +89,6 @@ class Run:
                 with contextlib.suppress(FileExistsError):
                     directory.mkdir(mode=0o711)
                     break
-            data = Path("/var/tmp") / f"gpupolicy-test-{identity}"
             run = cls(directory)
             run._write(
                 {
@@ -93,16 +96,14 @@ class Run:
                     "id": identity,
                     "boot": boot_id(),
                     "owner": ProcessIdentity.of(os.getpid()).to_state(),
-                    "data_directory": str(data),
                     "daemons": {},
-                    "bridges": [],
-                    "cgroups": [],
+                    "node_count": 0,
                     "ports": [],
                     "networks": [],
                     "parts": {},
                 }
             )
-            data.mkdir(mode=0o711)
+            run.data_directory.mkdir(mode=0o711)
         return run
 
     @property
@@ -127,15 +128,34 @@ class Run:
 
     @property
     def data_directory(self) -> Path:
-        return Path(self.state["data_directory"])
+        """For what is large: the runs' directory may be a file system in memory."""
+        return Path("/var/tmp") / f"gpupolicy-test-{self.id}"
+
+    @property
+    def marker(self) -> str:
+        """What every process of the run has in its environment."""
+        return f"{RUN_VARIABLE}={self.directory}"
+
+    @property
+    def cgroup(self) -> str:
+        """The name of the run's cgroup; every node has one below it."""
+        return f"gpt-{self.id}"
+
+    @property
+    def link_prefix(self) -> str:
+        """How the names of the run's network interfaces begin."""
+        return f"gpt{self.id}-"
 
     @property
     def alive(self) -> bool:
-        """Whether the run is in use (see the module's rule). A run without a readable state is not."""
+        """Whether the run is in use (see the module's rule).
+
+        One whose state cannot be read, say of another version, is in use while it has processes.
+        """
         try:
             state = self.state
         except StateError:
-            return False
+            return bool(processes_of(self.marker, self.cgroup))
         if state["owner"] is not None:
             return ProcessIdentity.from_state(state["owner"]).alive
         return any(daemon.alive for daemon in self.daemons)
@@ -196,11 +216,6 @@ class Run:
         """Drop a stopped process from the state; its log stays."""
         with self.edit() as state:
             state["daemons"].pop(name, None)
-
-    def record(self, kind: str, value: str) -> None:
-        """Note an intent to make something of the machine's (``bridges``, ``cgroups``)."""
-        with self.edit() as state:
-            state[kind].append(value)
 
     def part(self, name: str) -> dict[str, Any] | None:
         """The settings a part of the cluster has stored (`store_part`), or None."""

@@ -5,12 +5,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
@@ -33,7 +33,7 @@ func main() {
 	case "kube-scheduler":
 		command = scheduler.NewSchedulerCommand()
 	case "kubelet":
-		command = kubelet.NewKubeletCommand(genericapiserver.SetupSignalContext())
+		command = kubelet.NewKubeletCommand(context.Background())
 	case "kubectl":
 		command = kubectl.NewDefaultKubectlCommand()
 		if err := cli.RunNoErrOutput(command); err != nil {
