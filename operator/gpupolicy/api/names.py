@@ -42,10 +42,18 @@ NVIDIA_RESOURCE_PREFIX: Final = "nvidia.com/"
 DEVICE_PLUGIN_RESOURCE: Final = "nvidia.com/gpu"
 
 
+_POOL_SUFFIX: Final = "/gpupolicy"
+
+
 def pool_name(node: str) -> str:
     """Return the name of the pool of one node's devices.
 
     It is driver-unique on purpose: the counter caches of kube-scheduler are keyed by pool name only, so two
     drivers that both use the bare node name corrupt each other's accounts.
     """
-    return f"{node}/gpupolicy"
+    return f"{node}{_POOL_SUFFIX}"
+
+
+def node_of_pool(pool: str) -> str:
+    """Return the node of a pool of ours; what `pool_name` did not make comes back as it is."""
+    return pool.removesuffix(_POOL_SUFFIX)

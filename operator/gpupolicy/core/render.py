@@ -1,0 +1,45 @@
+"""Texts of small things: moments, and objects as YAML for people to read."""
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def timestamp(moment: dt.datetime) -> str:
+    """Return an aware moment as Kubernetes writes times: RFC 3339, UTC, whole seconds. Text order is time order."""
+    return moment.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_timestamp(text: str) -> dt.datetime | None:
+    """Read an RFC 3339 time; None where it is none, or names no zone."""
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else None
+
+
+def yaml(body: Mapping[str, Any]) -> str:
+    """Return a JSON object in block style. Strings are quoted as in JSON, which YAML reads as they are."""
+    return "".join(f"{line}\n" for line in _mapping(body))
+
+
+def _mapping(body: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in body.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{key}:"
+            yield from (f"  {line}" for line in _mapping(value))
+        elif isinstance(value, list) and value:
+            yield f"{key}:"
+            yield from (f"  {line}" for item in value for line in _item(item))
+        else:
+            yield f"{key}: {json.dumps(value, ensure_ascii=False)}"
+
+
+def _item(item: Any) -> Iterator[str]:
+    lines = (
+        list(_mapping(item)) if isinstance(item, Mapping) and item else [json.dumps(item, ensure_ascii=False)]
+    )
+    yield f"- {lines[0]}"
+    yield from (f"  {line}" for line in lines[1:])
