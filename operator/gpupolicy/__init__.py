@@ -3,3 +3,5 @@
 The package has four layers, and imports point down only:
 `cli | controller | agent` -> `adapters` -> `core` -> `api`.
 """
+
+__version__ = "0.1.0"

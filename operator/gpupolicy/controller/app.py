@@ -1,0 +1,273 @@
+"""The controller's process: composes the parts, leads or waits, and ends in an orderly way.
+
+    CRDs there ─> reflectors and kopf fill the copies ─> synced ─> lease ─> workers run keys
+                                                                    │ lost: workers end, the lease is asked for again
+    SIGTERM ─> workers end ─> lease given back ─> watches end ─> connections close
+
+A candidate that does not lead keeps its copies up to date, so that it can act at once when it does.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpupolicy import __version__
+from gpupolicy.adapters import kube
+from gpupolicy.adapters.kube import backoff
+from gpupolicy.controller import apply, expressions, health, logs, policy_watch, reconcile, watches
+from gpupolicy.controller.evaluation import evaluate
+from gpupolicy.controller.queue import WorkQueue
+from gpupolicy.controller.world import World
+
+logger = logging.getLogger(__name__)
+
+WORKERS: Final = 4
+SPACING_SECONDS: Final = 0.3
+"""Least time between two runs of one key: a burst of events becomes one run at once and one after it."""
+
+OVERDUE_SECONDS: Final = 180.0
+SILENCE_SECONDS: Final = 180.0
+"""Reflectors hear from the API server at least once a minute (a bookmark)."""
+
+LEASE_NAME: Final = "gpupolicy-controller"
+_LEASE_SECONDS: Final = 30
+_RENEW_SECONDS: Final = 10.0
+_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the process is started with.
+
+    Attributes:
+        kubeconfig: path of a kubeconfig file; None as in `kube.Kube.connect`.
+        namespace: where the Lease lives.
+        identity: who we are in the Lease and in events.
+        health_host: address of the health endpoints.
+        health_port: their port; 0 takes a free one.
+        stale_after_seconds: when an agent that is silent is no longer believed.
+    """
+
+    kubeconfig: str | None
+    namespace: str
+    identity: str
+    health_host: str = "0.0.0.0"  # noqa: S104 - the kubelet asks from outside of the pod
+    health_port: int = 8080
+    stale_after_seconds: float = reconcile.STALE_AFTER_SECONDS
+
+
+class Controller:
+    """All parts of one process."""
+
+    def __init__(self, client: kube.Kube, options: Options) -> None:
+        self._client = client
+        self._options = options
+        self.world = World()
+        self.queue: WorkQueue[reconcile.Key] = WorkQueue(spacing_seconds=SPACING_SECONDS)
+        router = watches.Router(self.world, self.queue)
+        self._reflectors = watches.reflectors(client, self.world, router)
+        self._policies = policy_watch.PolicyWatch(client, options.kubeconfig, router.policy)
+        self.reconciler = reconcile.Reconciler(
+            client,
+            self.world,
+            self.queue,
+            judges=expressions.Expressions(client, evaluate),
+            poster=apply.Poster(client, options.identity),
+            clock=lambda: dt.datetime.now(dt.UTC),
+            stale_after_seconds=options.stale_after_seconds,
+        )
+        self._election = kube.LeaderElection(
+            client,
+            options.namespace,
+            LEASE_NAME,
+            options.identity,
+            duration_seconds=_LEASE_SECONDS,
+            renew_seconds=_RENEW_SECONDS,
+        )
+        self._health = health.HealthServer(
+            health.Checks(
+                alive={"work": self._overdue},
+                ready={"copies": self._not_synced, "api-server": self._silence},
+            ),
+            host=options.health_host,
+            port=options.health_port,
+        )
+
+    async def run(self) -> None:
+        """Run until cancelled.
+
+        Raises:
+            OSError: the port of the health endpoints is taken.
+        """
+        port = await self._health.start()
+        logger.info(
+            "gpupolicy-controller %s as %s, health on port %d", __version__, self._options.identity, port
+        )
+        try:
+            await self._await_crds()
+            async with asyncio.TaskGroup() as tasks:
+                for reflector in self._reflectors:
+                    tasks.create_task(reflector.run(), name=f"reflector-{reflector.resource}")
+                tasks.create_task(self._policies.run(), name="policies")
+                await self._synced()
+                logger.info("The copies are complete: %d policies, %d nodes", *self._sizes())
+                await self._election.run(self._lead)
+        finally:
+            await self._health.stop()
+
+    async def _await_crds(self) -> None:
+        """Wait until the API server serves our kinds; without them a watch would only fail."""
+        pause = backoff.Backoff(0.5, 15.0)
+        told = ""
+        while True:
+            try:
+                missing = [r for r in (kube.GPUPOLICIES, kube.GPUNODES) if not await self._client.serves(r)]
+                problem = ", ".join(map(str, missing))
+                text = f"The API server does not serve {problem}; install the CRDs (crds/, or the chart)"
+            except kube.ApiError as error:
+                problem = text = f"The API server does not answer: {error}"
+            if not problem:
+                return
+            if text != told:
+                logger.warning("%s. Waiting", text)
+                told = text
+            await asyncio.sleep(pause.next_seconds())
+
+    async def _synced(self) -> None:
+        for reflector in self._reflectors:
+            await reflector.synced.wait()
+        await self._policies.synced.wait()
+
+    def _sizes(self) -> tuple[int, int]:
+        return len(self.world.policies), len(self.world.nodes)
+
+    async def _lead(self) -> None:
+        """Do the work of the leader until cancelled."""
+        self.reconciler.add_all()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(WORKERS):
+                tasks.create_task(self._work(), name=f"worker-{number}")
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.get()
+            try:
+                await self.reconciler.run(key)
+            except kube.ApiError as error:
+                least = error.retry_after_seconds if isinstance(error, kube.TooManyRequests) else 0.0
+                seconds = self.queue.retry(key, at_least_seconds=least)
+                logger.warning("%s %s failed and is tried again in %.1f seconds: %s", *key, seconds, error)
+            except asyncio.CancelledError:
+                self.queue.done(key)
+                raise
+            except Exception:
+                # A bug in what one key does must not stop the others.
+                seconds = self.queue.retry(key, at_least_seconds=5.0)
+                logger.exception("%s %s failed and is tried again in %.1f seconds", *key, seconds)
+            else:
+                self.queue.done(key)
+
+    def _overdue(self) -> str | None:
+        seconds = self.queue.oldest_seconds() if self._election.leads else 0.0
+        return f"work is due for {seconds:.0f} seconds" if seconds > OVERDUE_SECONDS else None
+
+    def _not_synced(self) -> str | None:
+        waiting = [str(r.resource) for r in self._reflectors if not r.synced.is_set()]
+        waiting += [] if self._policies.synced.is_set() else [str(kube.GPUPOLICIES)]
+        return f"not read yet: {', '.join(waiting)}" if waiting else None
+
+    def _silence(self) -> str | None:
+        ages = {r.resource: r.last_contact_age_seconds() for r in self._reflectors}
+        silent = [
+            f"{resource} for {age:.0f} seconds" for resource, age in ages.items() if age > SILENCE_SECONDS
+        ]
+        if not self._policies.is_alive:
+            silent.append(f"{kube.GPUPOLICIES}: the watch is down")
+        return f"silent: {', '.join(silent)}" if silent else None
+
+
+async def serve(options: Options) -> None:
+    """Run a controller until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    client = kube.Kube.connect(options.kubeconfig, user_agent=f"gpupolicy-controller/{__version__}")
+    async with client:
+        work = asyncio.ensure_future(Controller(client, options).run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, work.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+    logger.info("Stopped")
+
+
+def _parse(arguments: Sequence[str] | None) -> tuple[Options, str]:
+    parser = argparse.ArgumentParser(
+        prog="gpupolicy-controller",
+        description="Turns GpuPolicies into DeviceClasses, and says on each GpuNode which card gets which layout.",
+    )
+    parser.add_argument(
+        "--kubeconfig", help="kubeconfig file (default: KUBECONFIG, ~/.kube/config, the pod's account)"
+    )
+    parser.add_argument(
+        "--namespace", default=_own_namespace(), help="namespace of the Lease (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--identity", default=_own_identity(), help="who this is in the Lease (default: the host name)"
+    )
+    parser.add_argument("--health-host", default="0.0.0.0", help="address of /healthz and /readyz")  # noqa: S104
+    parser.add_argument("--health-port", type=int, default=8080, help="their port (default: %(default)s)")
+    parser.add_argument(
+        "--stale-after-seconds",
+        type=float,
+        default=reconcile.STALE_AFTER_SECONDS,
+        help="when a silent agent is no longer believed (default: %(default)s)",
+    )
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    parser.add_argument("--version", action="version", version=__version__)
+    found = parser.parse_args(arguments)
+    options = Options(
+        kubeconfig=found.kubeconfig,
+        namespace=found.namespace,
+        identity=found.identity,
+        health_host=found.health_host,
+        health_port=found.health_port,
+        stale_after_seconds=found.stale_after_seconds,
+    )
+    return options, found.log_level
+
+
+def _own_namespace() -> str:
+    with contextlib.suppress(OSError):
+        return _NAMESPACE_FILE.read_text(encoding="utf-8").strip()
+    return os.environ.get("POD_NAMESPACE", "gpupolicy")
+
+
+def _own_identity() -> str:
+    # A restarted container keeps the host name; it must not take the Lease of its predecessor for its own.
+    return f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the controller; the entry point of `gpupolicy-controller`."""
+    options, level = _parse(arguments)
+    logs.configure(level)
+    try:
+        asyncio.run(serve(options))
+    except kube.ConfigurationError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the message says all, a traceback would hide it
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

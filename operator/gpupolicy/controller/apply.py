@@ -1,0 +1,88 @@
+"""The writes of the controller, each a small function: what is right already is not written.
+
+All of them are server-side applies with force, because every field in them is ours; writes on objects of others are
+merge patches of one annotation. Each carries the UID of the object that was decided about, so that no write lands on
+another object that took its name meanwhile, and none makes an object that somebody just deleted.
+"""
+
+import datetime as dt
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gpupolicy.adapters import kube
+from gpupolicy.api import names
+from gpupolicy.api.node import GpuAssignment
+from gpupolicy.api.policy import GpuPolicyStatus
+from gpupolicy.controller import events
+from gpupolicy.core import classes
+
+logger = logging.getLogger(__name__)
+
+_MANAGER: Final = names.CONTROLLER_FIELD_MANAGER
+
+
+async def device_class(client: kube.Kube, body: kube.Object) -> tuple[classes.LiveClass, tuple[str, ...]]:
+    """Apply one of our DeviceClasses; return it as stored, and the fields that the API server dropped."""
+    stored = await client.apply(kube.DEVICE_CLASSES, body, field_manager=_MANAGER, force=True)
+    return classes.LiveClass.of(stored), tuple(kube.dropped_fields({"spec": body["spec"]}, stored))
+
+
+async def delete_class(client: kube.Kube, live: classes.LiveClass) -> None:
+    """Delete one of our DeviceClasses, if it is still the one that was decided about."""
+    try:
+        await client.delete(kube.DEVICE_CLASSES, live.name, uid=live.uid)
+    except (kube.NotFound, kube.Conflict):
+        logger.info("DeviceClass %s is gone already", live.name)
+
+
+async def mark_class(client: kube.Kube, live: classes.LiveClass, taken_by: str | None) -> classes.LiveClass:
+    """Set or remove the mark on a foreign class whose extended resource name we took."""
+    patch = {"metadata": {"uid": live.uid, "annotations": {classes.TAKEN_BY_ANNOTATION: taken_by}}}
+    return classes.LiveClass.of(
+        await client.patch(kube.DEVICE_CLASSES, live.name, patch, field_manager=_MANAGER)
+    )
+
+
+async def node_spec(client: kube.Kube, node: str, uid: str, wanted: Sequence[GpuAssignment]) -> kube.Object:
+    """Apply the spec of a GpuNode; return it as stored."""
+    body = {
+        "metadata": {"name": node, "uid": uid},
+        "spec": {"gpus": [assignment.to_wire() for assignment in wanted]},
+    }
+    return await client.apply(kube.GPUNODES, body, field_manager=_MANAGER, force=True)
+
+
+async def policy_status(client: kube.Kube, policy: str, uid: str, status: GpuPolicyStatus) -> kube.Object:
+    """Apply the status of a policy; return the policy as stored."""
+    body: dict[str, Any] = {"metadata": {"name": policy, "uid": uid}, "status": status.to_wire()}
+    return await client.apply(
+        kube.GPUPOLICIES, body, field_manager=_MANAGER, force=True, subresource="status"
+    )
+
+
+class Poster:
+    """Posts events. An event that cannot be posted is logged and forgotten: what it says stands in a status too."""
+
+    def __init__(self, client: kube.Kube, identity: str) -> None:
+        self._client = client
+        self._identity = identity
+
+    async def post(self, event: events.Event, now: dt.datetime) -> None:
+        """Post one event."""
+        subject = event.subject
+        regarding = {
+            "apiVersion": subject.api_version,
+            "kind": subject.kind,
+            "metadata": {"name": subject.name, "uid": subject.uid},
+        }
+        await self._client.create_event(
+            regarding,
+            type_=event.type,
+            reason=event.reason,
+            note=event.note,
+            action=event.action,
+            controller=names.CONTROLLER_COMPONENT,
+            instance=self._identity,
+            now=now,
+        )

@@ -1,0 +1,63 @@
+"""The endpoints that the kubelet asks: is the process alive, and is it of use.
+
+`/healthz` fails when a restart is likely to help: a task that must run has ended, or work has been due for minutes
+and nobody does it. `/readyz` fails until the copies are complete, and while the API server has been silent for so
+long that they may be wrong. Both answer with one line per check.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+Check = Callable[[], str | None]
+"""Returns what is wrong; None when nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What each endpoint looks at, by name."""
+
+    alive: Mapping[str, Check]
+    ready: Mapping[str, Check]
+
+
+class HealthServer:
+    """Serves the checks until it is stopped."""
+
+    def __init__(self, checks: Checks, *, host: str, port: int) -> None:
+        """Prepare a server.
+
+        Args:
+            checks: what is looked at.
+            host: address to listen on.
+            port: port to listen on; 0 takes a free one.
+        """
+        application = web.Application()
+        application.router.add_get("/healthz", lambda _: _answer(checks.alive))
+        application.router.add_get("/readyz", lambda _: _answer(checks.ready))
+        self._runner = web.AppRunner(application, access_log=None)
+        self._host = host
+        self._port = port
+
+    async def start(self) -> int:
+        """Listen; return the port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port, shutdown_timeout=1.0)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Stop listening and close what is open."""
+        await self._runner.cleanup()
+
+
+async def _answer(checks: Mapping[str, Check]) -> web.Response:
+    found = {name: check() for name, check in checks.items()}
+    lines = [f"{name}: {problem or 'ok'}" for name, problem in found.items()]
+    healthy = not any(found.values())
+    return web.Response(status=200 if healthy else 503, text="\n".join(lines) + "\n")

@@ -1,0 +1,310 @@
+"""Brings the cluster in line with the policies: gather from the copies, decide with the core, apply.
+
+Three kinds of key, each safe to run at any time, in any order, and again:
+
+    policy NAME   judge it; its classes; its status
+    node NAME     who gets which card: the spec of the GpuNode
+    names         the marks on foreign classes whose extended resource name we took, or gave back
+
+Theory of operation. A node's plan depends on the verdicts on all policies, and a policy's status on the plans of its
+nodes; both are pure functions of the copies, so neither key waits for the other. Only one order matters: after a
+start no node is planned before every policy was judged once, because a policy that is not among the players would
+lose its cards. A policy that cannot be judged now (the API server does not answer) is frozen meanwhile, see
+`core/rollout.py`.
+
+Writes come in the order classes, status, events: what a status tells is there when it is told.
+"""
+
+import datetime as dt
+import logging
+from collections.abc import Callable
+from typing import Final, Literal
+
+from gpupolicy.adapters import kube
+from gpupolicy.api.conditions import ConditionType, Reason
+from gpupolicy.api.node import GpuAssignment
+from gpupolicy.controller import apply, events, expressions, judging, reporting
+from gpupolicy.controller.planning import PlannedNode, Planning
+from gpupolicy.controller.queue import WorkQueue
+from gpupolicy.controller.world import World
+from gpupolicy.core import classes, render, rollout
+from gpupolicy.core.refusals import Refusal
+
+logger = logging.getLogger(__name__)
+
+STALE_AFTER_SECONDS: Final = 600.0
+"""After this long without a word from an agent, what it said is no longer taken for true."""
+
+_JUDGING_SECONDS: Final = 0.05
+"""How soon to look again while other policies have not been judged after a start."""
+
+Kind = Literal["policy", "node", "names"]
+Key = tuple[Kind, str]
+NAMES_KEY: Final[Key] = ("names", "")
+
+
+def policy_key(name: str) -> Key:
+    """Return the key of a policy."""
+    return ("policy", name)
+
+
+def node_key(name: str) -> Key:
+    """Return the key of a node."""
+    return ("node", name)
+
+
+class Reconciler:
+    """Runs keys. One instance per process; several keys may run at a time, but never one key twice."""
+
+    def __init__(
+        self,
+        client: kube.Kube,
+        world: World,
+        queue: WorkQueue[Key],
+        *,
+        judges: expressions.Expressions,
+        poster: apply.Poster,
+        clock: Callable[[], dt.datetime],
+        stale_after_seconds: float = STALE_AFTER_SECONDS,
+    ) -> None:
+        """Prepare; nothing is read or written before `run`.
+
+        Args:
+            client: the API server.
+            world: the copies.
+            queue: where keys that follow from others are added.
+            judges: the verdicts on CEL expressions.
+            poster: where events go.
+            clock: the present moment, aware.
+            stale_after_seconds: see `STALE_AFTER_SECONDS`.
+        """
+        self._client = client
+        self._world = world
+        self._queue = queue
+        self._judges = judges
+        self._poster = poster
+        self._clock = clock
+        self._stale_after = dt.timedelta(seconds=stale_after_seconds)
+        self._planning = Planning(world)
+        self._told: dict[str, PlannedNode] = {}
+        """The plans that the policies concerned were asked to report."""
+        self._dropped: dict[str, tuple[str, tuple[str, ...]]] = {}
+
+    async def run(self, key: Key) -> None:
+        """Run one key.
+
+        Raises:
+            ApiError: the API server refused or did not answer; the key is to be run again.
+        """
+        kind, name = key
+        if kind == "policy":
+            await self._policy(name)
+        elif kind == "node":
+            await self._node(name)
+        else:
+            await self._names()
+
+    def add_all(self) -> None:
+        """Ask for a run of everything: after a start, and after a change of leader."""
+        for name in self._world.policies:
+            self._queue.add(policy_key(name))
+        self._add_nodes()
+        self._queue.add(NAMES_KEY)
+
+    def _add_nodes(self) -> None:
+        for name in self._world.nodes:
+            self._queue.add(node_key(name))
+
+    async def _policy(self, name: str) -> None:
+        entry = self._world.policies.get(name)
+        cases = self._planning.cases
+        if entry is None:
+            if cases.pop(name, None) is not None:
+                self._add_nodes()
+                self._queue.add(NAMES_KEY)
+            self._queue.forget(policy_key(name))
+            return
+        before = cases.get(name)
+        try:
+            case = await judging.judge(entry, self._world, self._judges)
+        except kube.ApiError as error:
+            # Others must not wait for this one; what was known of it before stays true for them.
+            if before is None:
+                cases[name] = judging.unreadable(
+                    entry, Refusal(Reason.INVALID_SELECTOR, f"not judged: {error}")
+                )
+                self._add_nodes()
+            raise
+        cases[name] = case
+        if before is None or before.weight != case.weight:
+            self._add_nodes()
+            self._queue.add(NAMES_KEY)
+        posts = await self._apply_classes(case) if case.acts else []
+        if self._planning.is_possible:
+            posts += await self._report(case)
+        else:
+            self._queue.add(policy_key(name), after_seconds=_JUDGING_SECONDS)
+        await self._post(posts)
+
+    async def _apply_classes(self, case: judging.Case) -> list[events.Event]:
+        """Bring the classes of a policy that acts in line; return what to tell."""
+        entry = case.entry
+        subject = events.Subject.policy(entry.name, entry.uid)
+        posts = []
+        # A name that goes from one class to another is mapped only if the old one is gone before the new one comes.
+        for old in classes.obsolete(case.wishes, self._world.classes, entry.name, entry.uid):
+            await apply.delete_class(self._client, old)
+            self._world.drop_class(old.name, old.uid)
+            posts.append(events.class_deleted(subject, old.name))
+        known = {c.name for c in entry.policy.status.device_classes}
+        for wish in case.wishes:
+            live = self._world.classes.get(wish.name)
+            fields = classes.drift(wish, live, entry.uid) if live is not None else ()
+            fields = self._without_dropped(wish, fields)
+            if live is not None and not fields:
+                continue
+            await self._apply_class(wish, live, entry.uid)
+            posts.append(_class_event(subject, wish, live, fields, was_known=wish.name in known))
+        return posts
+
+    async def _apply_class(
+        self, wish: classes.DesiredClass, live: classes.LiveClass | None, policy_uid: str
+    ) -> None:
+        body = classes.manifest(
+            wish,
+            policy_uid=policy_uid,
+            changed_at=classes.changed_at(wish, live, render.timestamp(self._clock())),
+            clear_config=live is not None and live.has_config,
+        )
+        stored, dropped = await apply.device_class(self._client, body)
+        self._world.put_class(stored)
+        if dropped:
+            self._dropped[wish.name] = (wish.revision, dropped)
+        else:
+            self._dropped.pop(wish.name, None)
+
+    def _without_dropped(self, wish: classes.DesiredClass, fields: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the fields that differ, less those that this API server is known to drop."""
+        revision, dropped = self._dropped.get(wish.name, ("", ()))
+        return tuple(f for f in fields if revision != wish.revision or f not in dropped)
+
+    async def _report(self, case: judging.Case) -> list[events.Event]:
+        """Write the status of a policy if it changed; return what to tell."""
+        entry = case.entry
+        facts = [f for node in sorted(self._world.nodes) if (f := self._facts(node, case)) is not None]
+        self._schedule_staleness(entry.name, facts)
+        # Our own write may have come back while classes were applied.
+        current = self._world.policies.get(entry.name, entry)
+        standing = current.policy.status
+        wanted = reporting.policy_status(case, facts, self._world, self._dropped, self._clock())
+        if wanted == standing:
+            return []
+        stored = await apply.policy_status(self._client, entry.name, entry.uid, wanted)
+        self._world.put_policy(stored)
+        ready = next(c for c in wanted.conditions if c.type == ConditionType.READY)
+        old = next((c for c in standing.conditions if c.type == ConditionType.READY), None)
+        if old is not None and (old.status, old.reason) == (ready.status, ready.reason):
+            return []
+        return [events.condition_changed(events.Subject.policy(entry.name, entry.uid), ready)]
+
+    def _facts(self, node: str, case: judging.Case) -> rollout.NodeFacts | None:
+        return self._planning.facts(
+            node, case, is_stale=self._is_stale(self._world.nodes[node].last_observed_time)
+        )
+
+    def _is_stale(self, observed: str) -> bool:
+        moment = render.parse_timestamp(observed)
+        return moment is None or self._clock() - moment > self._stale_after
+
+    def _schedule_staleness(self, policy: str, facts: list[rollout.NodeFacts]) -> None:
+        """Look again when the next agent of these nodes would have been silent for too long."""
+        living = (f.node.last_observed_time for f in facts if f.wanted and not f.is_stale)
+        due = min((m for text in living if (m := render.parse_timestamp(text)) is not None), default=None)
+        if due is not None:
+            seconds = (due + self._stale_after - self._clock()).total_seconds()
+            self._queue.add(policy_key(policy), after_seconds=max(0.0, seconds) + 1.0)
+
+    async def _node(self, name: str) -> None:
+        node = self._world.nodes.get(name)
+        if node is None:
+            self._queue.forget(node_key(name))
+            self._planning.forget(name)
+            self._told.pop(name, None)
+            return
+        planned = self._planning.plan(name)
+        if planned is None:
+            # The event that brings what is missing adds the node again.
+            return
+        for policy in _affected(self._told.get(name), planned):
+            self._queue.add(policy_key(policy))
+        self._told[name] = planned
+        if dict(node.assignments) == {a.uuid: a for a in planned.spec}:
+            return
+        posts = self._node_events(name, planned.spec)
+        stored = await apply.node_spec(self._client, name, node.uid, planned.spec)
+        self._world.put_node(self._world.read_node(stored))
+        await self._post(posts)
+
+    def _node_events(self, name: str, spec: tuple[GpuAssignment, ...]) -> list[events.Event]:
+        """Return what to tell of a node whose spec changes."""
+        node = self._world.nodes[name]
+        subject = events.Subject.node(name, node.uid)
+        lines = rollout.changes_of_hands(node, spec)
+        posts = [events.assigned(subject, lines)] if lines else []
+        leaving = [a.policy for a in node.assignments.values() if a.policy not in self._world.policies]
+        for policy in sorted(set(leaving)):
+            holders = self._world.pool(name).holders.get(policy, ())
+            held = sorted({f"{h.claim.namespace}/{h.claim.name}" for h in holders})
+            posts.append(events.policy_gone(subject, policy, leaving.count(policy), held))
+        return posts
+
+    async def _names(self) -> None:
+        if not self._planning.is_possible:
+            self._queue.add(NAMES_KEY, after_seconds=_JUDGING_SECONDS)
+            return
+        losers: dict[str, str] = {}
+        for case in self._planning.cases.values():
+            if case.acts:
+                losers |= case.verdict.losers
+        for name, taker in classes.marks(losers, self._world.classes).items():
+            live = self._world.classes[name]
+            try:
+                marked = await apply.mark_class(self._client, live, taker)
+            except (kube.NotFound, kube.Conflict):
+                logger.info("DeviceClass %s is gone already", name)
+                continue
+            self._world.put_class(marked)
+            subject = events.Subject.device_class(name, live.uid)
+            resource = live.extended_resource_name or ""
+            if taker is not None:
+                await self._post([events.name_taken(subject, resource, taker)])
+            else:
+                await self._post([events.name_returned(subject, resource)])
+
+    async def _post(self, posts: list[events.Event]) -> None:
+        for event in posts:
+            await self._poster.post(event, self._clock())
+
+
+def _class_event(
+    subject: events.Subject,
+    wish: classes.DesiredClass,
+    live: classes.LiveClass | None,
+    fields: tuple[str, ...],
+    *,
+    was_known: bool,
+) -> events.Event:
+    """Return what to tell of a class that was applied: made, changed with its policy, or put right."""
+    if live is None and not was_known:
+        return events.class_created(subject, wish.name)
+    if live is None or live.revision == wish.revision:
+        return events.class_healed(subject, wish.name, fields)
+    return events.class_changed(subject, wish.name, fields)
+
+
+def _affected(before: PlannedNode | None, planned: PlannedNode) -> set[str]:
+    """Return the policies that have something to tell of a plan that changed."""
+    if before is not None and before.plan == planned.plan and before.spec == planned.spec:
+        return set()
+    shares = (*(before.plan.assignment.shares if before else ()), *planned.plan.assignment.shares)
+    return {share.policy for share in shares}

@@ -1,0 +1,90 @@
+"""Composes the status of a policy from its case, the facts of its nodes, and the counts."""
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+
+from gpupolicy.api.conditions import Reason
+from gpupolicy.api.policy import Example, GpuPolicyStatus
+from gpupolicy.controller.judging import Case
+from gpupolicy.controller.world import World
+from gpupolicy.core import classes, examples, render, rollout, status
+from gpupolicy.core.refusals import Refusal
+
+NODE_LIMIT = 512
+EXAMPLE_LIMIT = 8
+
+Dropped = Mapping[str, tuple[str, tuple[str, ...]]]
+"""Class to its revision and those of its fields that the API server does not keep."""
+
+
+def policy_status(
+    case: Case, facts: Sequence[rollout.NodeFacts], world: World, dropped: Dropped, now: dt.datetime
+) -> GpuPolicyStatus:
+    """Return the status that a policy is to have.
+
+    Args:
+        case: the policy and the verdict on it.
+        facts: of every node.
+        world: the copies, for the counts and the live classes.
+        dropped: what the API server does not keep of classes.
+        now: the moment for conditions that change.
+    """
+    policy = case.entry.policy
+    reports = [rollout.node_report(case.entry.name, fact) for fact in facts]
+    reports = [r for r in reports if r.cards or r.counts.devices or r.actions]
+    pools = list(world.all_pools())
+    counts = status.policy_counts(case.entry.name, pools)
+    rivals, notes = rollout.conflict(facts)
+    has_cards = any(report.cards for report in reports)
+    verdicts = status.verdicts(
+        reports,
+        status.Standing(
+            refusal=case.verdict.refusal,
+            conflict=rivals,
+            empty=case.selection.empty if not has_cards else None,
+            dropped=_dropped(case.wishes, dropped),
+            plans=case.only_plans,
+            notes=(*case.verdict.notes, *notes),
+        ),
+    )
+    nodes, gpus = status.fractions(reports)
+    return GpuPolicyStatus(
+        observed_generation=policy.metadata.generation,
+        conditions=status.conditions(
+            policy.status.conditions,
+            verdicts,
+            generation=policy.metadata.generation,
+            now=render.timestamp(now),
+        ),
+        nodes=nodes,
+        gpus=gpus,
+        devices=counts.devices,
+        allocated=counts.allocated,
+        free=counts.free,
+        device_classes=[status.class_status(w, world.classes.get(w.name), pools) for w in case.wishes],
+        plan=[status.node_plan(report) for report in reports[:NODE_LIMIT]],
+        preview=status.preview(
+            len(case.selection.matched), len(case.selection.candidates), case.selection.clauses
+        ),
+        examples=_examples(case, reports),
+    )
+
+
+def _examples(case: Case, reports: Sequence[status.NodeReport]) -> list[Example]:
+    cards = max((len(report.cards) for report in reports), default=0)
+    shown = examples.examples(case.wishes, cards_per_node=cards)
+    if case.only_plans:
+        bodies = ((w.name, classes.manifest(w, policy_uid=case.entry.uid)) for w in case.wishes)
+        shown = [*(Example(name=f"DeviceClass {n}", manifest=render.yaml(b)) for n, b in bodies), *shown]
+    return shown[:EXAMPLE_LIMIT]
+
+
+def _dropped(wishes: Sequence[classes.DesiredClass], dropped: Dropped) -> Refusal | None:
+    lost = [f"{w.name}: {', '.join(dropped[w.name][1])}" for w in wishes if w.name in dropped]
+    if not lost:
+        return None
+    return Refusal(
+        Reason.FIELDS_DROPPED,
+        f"the API server dropped fields of DeviceClass {'; '.join(lost)}. extendedResourceName needs the feature gate "
+        "DRAExtendedResource (on by default from Kubernetes 1.36)",
+    )
