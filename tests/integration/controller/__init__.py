@@ -1,0 +1,1 @@
+"""The controller against a real API server; the tests stand in for the agents."""

@@ -1,0 +1,236 @@
+"""A controller with the rights of the chart, and eight nodes of eight cards whose agents the test plays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.process import Daemon, poll_until
+from tests.cluster.rest import ApiError, RestClient
+from tests.integration.controller.stand_in import GPUNODES, StandIn, h100
+from tests.paths import ROOT
+
+NAMESPACE = "gpupolicy-system"
+POLICIES = "/apis/gpupolicy.dev/v1alpha1/gpupolicies"
+CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster) -> Cluster:
+    """The cluster with CRDs and the roles of the chart."""
+    plane = cluster.control_plane
+    cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(ROOT / "crds"))
+    # An established kind answers 429 until its storage is ready.
+    for path in (POLICIES, GPUNODES):
+        poll_until(
+            lambda path=path: plane.admin.call("GET", path).status == 200, timeout_seconds=20.0, what=path
+        )
+    if plane.admin.call("GET", f"/api/v1/namespaces/{NAMESPACE}").status != 200:
+        plane.admin.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    rendered = subprocess.run(
+        [
+            str(plane.programs / "helm"),
+            "template",
+            "gpupolicy",
+            str(ROOT / "charts/gpupolicy"),
+            "--namespace",
+            NAMESPACE,
+            "--show-only",
+            "templates/controller/rbac.yaml",
+        ],
+        env=plane.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    cluster.kubectl("apply", "-f", "-", stdin=rendered)
+    return cluster
+
+
+class World:
+    """What a test sees and does as the admin, and the controller processes that it started."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.admin: RestClient = cluster.control_plane.admin
+        self.nodes: dict[str, StandIn] = {}
+        self.controllers: list[Daemon] = []
+        self._number = 0
+
+    def start_controller(self, *arguments: str) -> Daemon:
+        """Start one more controller process."""
+        self._number += 1
+        access = self.cluster.service_account_kubeconfig(NAMESPACE, "gpupolicy-controller")
+        daemon = self.cluster.daemon(
+            f"controller-{id(self)}-{self._number}",
+            [
+                sys.executable,
+                "-m",
+                "gpupolicy.controller.app",
+                "--kubeconfig",
+                str(access.kubeconfig),
+                "--namespace",
+                NAMESPACE,
+                "--identity",
+                f"test-{self._number}",
+                "--health-host",
+                "127.0.0.1",
+                "--health-port",
+                "0",
+                "--log-level",
+                "debug",
+                *arguments,
+            ],
+            environment={"PYTHONPATH": str(ROOT / "operator")},
+        )
+        daemon.start()
+        self.controllers.append(daemon)
+        return daemon
+
+    def add_node(self, name: str, *, cards: int = 8, **labels: str) -> StandIn:
+        """Make a node with idle H100s whose agent has reported."""
+        node = StandIn(
+            self.admin,
+            name,
+            [h100(name, i) for i in range(cards)],
+            {k.replace("_", "-"): v for k, v in labels.items()},
+        )
+        self.nodes[name] = node
+        node.report()
+        return node
+
+    def policy(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """Apply a policy."""
+        body = {
+            "apiVersion": "gpupolicy.dev/v1alpha1",
+            "kind": "GpuPolicy",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        return self.admin.apply(f"{POLICIES}/{name}", body, "admin", force=True)
+
+    def status(self, policy: str) -> dict[str, Any]:
+        """Return the status of a policy; empty while there is none."""
+        return self.admin.get(f"{POLICIES}/{policy}").get("status", {})
+
+    def condition(self, policy: str, kind: str = "Ready") -> dict[str, Any]:
+        """Return a condition of a policy; empty while there is none."""
+        found = self.status(policy).get("conditions", [])
+        return next((c for c in found if c["type"] == kind), {})
+
+    def classes(self) -> dict[str, dict[str, Any]]:
+        """Return all DeviceClasses by name."""
+        return {c["metadata"]["name"]: c for c in self.admin.get(CLASSES)["items"]}
+
+    def events(self, kind: str, name: str) -> list[dict[str, Any]]:
+        """Return the events about an object."""
+        found = self.admin.get("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+        return [e for e in found if e["regarding"]["kind"] == kind and e["regarding"]["name"] == name]
+
+    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 20.0) -> None:
+        """Wait until something holds; on timeout show what the controller said last."""
+
+        def holds() -> bool:
+            try:
+                return bool(condition())
+            except (ApiError, KeyError, IndexError):
+                return False
+
+        try:
+            poll_until(holds, timeout_seconds=seconds, what=what, interval_seconds=0.1)
+        except TimeoutError as error:
+            tail = (
+                "\n".join(self.controllers[-1].log.read_text().splitlines()[-30:]) if self.controllers else ""
+            )
+            shown = {
+                p["metadata"]["name"]: p.get("status", {}).get("conditions")
+                for p in self.admin.get(POLICIES)["items"]
+            }
+            raise TimeoutError(f"{error}\n{json.dumps(shown, indent=1)}\n{tail}") from error
+
+    def wait_reason(self, policy: str, reason: str, seconds: float = 20.0) -> dict[str, Any]:
+        """Wait until Ready has a reason for the policy's present generation; return the condition."""
+
+        def holds() -> bool:
+            found = self.admin.get(f"{POLICIES}/{policy}")
+            ready = self.condition(policy)
+            return (
+                ready["reason"] == reason and ready["observedGeneration"] == found["metadata"]["generation"]
+            )
+
+        self.wait(f"policy {policy}: {reason}", holds, seconds)
+        return self.condition(policy)
+
+    def assigned(self, node: str, policy: str, cards: int) -> None:
+        """Wait until a policy has so many cards in the spec of a node."""
+        stand_in = self.nodes[node]
+        self.wait(
+            f"{cards} cards of {node} for {policy}",
+            lambda: sum(a["policy"] == policy for a in stand_in.assignments().values()) == cards,
+        )
+
+    def claim(
+        self, name: str, devices: list[tuple[str, str]], *, class_name: str, pods: list[str] | None = None
+    ) -> dict[str, Any]:
+        """Make a claim that holds (node, device) pairs, as the scheduler would write it."""
+        request = {"name": "r", "exactly": {"deviceClassName": class_name, "count": len(devices)}}
+        body = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name},
+            "spec": {"devices": {"requests": [request]}},
+        }
+        made = self.admin.create(CLAIMS, body)
+        results = [
+            {"request": "r", "driver": "gpu.gpupolicy.dev", "pool": f"{node}/gpupolicy", "device": device}
+            for node, device in devices
+        ]
+        made["status"] = {
+            "allocation": {"devices": {"results": results}},
+            "reservedFor": [{"resource": "pods", "name": p, "uid": f"uid-{p}"} for p in pods or []],
+        }
+        return self.admin.replace(f"{CLAIMS}/{name}/status", made)
+
+    def release(self, name: str) -> None:
+        """Delete a claim as when its pods are gone."""
+        path = f"{CLAIMS}/{name}"
+        body = self.admin.get(path)
+        body["status"] = {}
+        self.admin.replace(f"{path}/status", body)
+        body = self.admin.get(path)
+        body["metadata"].pop("finalizers", None)
+        self.admin.replace(path, body)
+        if self.admin.call("GET", path).status == 200:
+            self.admin.delete(path)
+
+    def clean(self) -> None:
+        """Stop the controllers and remove every object that the test left."""
+        for daemon in self.controllers:
+            daemon.stop()
+        for claim in self.admin.get(CLAIMS)["items"]:
+            self.release(claim["metadata"]["name"])
+        for collection in (POLICIES, CLASSES):
+            for item in self.admin.get(collection)["items"]:
+                self.admin.call("DELETE", f"{collection}/{item['metadata']['name']}")
+        for node in self.nodes.values():
+            node.remove()
+        self.admin.call(
+            "DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupolicy-controller"
+        )
+        self.admin.call("DELETE", "/apis/events.k8s.io/v1/namespaces/default/events")
+
+
+@pytest.fixture
+def world(installed: Cluster) -> Iterator[World]:
+    """An empty cluster to put nodes and policies in."""
+    made = World(installed)
+    yield made
+    made.clean()
