@@ -97,7 +97,7 @@ class Kubelet:
         return await method(request, timeout=seconds)
 
 
-async def eventually(check: Any, *, seconds: float = 10) -> None:
+async def eventually(check: Any, *, seconds: float = 60) -> None:
     """Wait until a condition holds; fail loudly when it never does."""
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110 - what is awaited has no event
