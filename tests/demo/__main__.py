@@ -1,0 +1,148 @@
+"""`python -m tests.demo up|down|status`: what `make demo` and `make demo-down` run.
+
+`up` builds what is missing, starts a real control plane and eight real nodes of eight simulated H100s, installs the
+chart, starts the controller and the agents, applies `examples/` and shows what came of it. Everything stays until
+`down`. A second `up` while it runs shows the state again.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.cluster import build
+from tests.cluster.cluster import Cluster
+from tests.paths import ROOT
+from tests.stack import GpuNodeOptions, Stack
+
+POLICIES = ("train", "infer", "short")
+WORKLOADS = ("train-job", "infer-deployment", "short-claim")
+PODS = 8
+
+
+def state_directory() -> Path:
+    """Return where the demo notes its cluster."""
+    cache = os.environ.get("GPUPOLICY_CACHE") or Path.home() / ".cache/gpupolicy"
+    return Path(cache) / "demo"
+
+
+def nodes() -> list[GpuNodeOptions]:
+    """Return the cluster of the documentation: four nodes to train, three to infer, one for short jobs."""
+    pools = ["train"] * 4 + ["infer"] * 3 + ["short"]
+    return [GpuNodeOptions(name=f"gpu-{number:02}", pool=pool) for number, pool in enumerate(pools, start=1)]
+
+
+class Progress:
+    """Tells each step and how long it took."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Begin a step."""
+        print(f"[{time.monotonic() - self._began:6.1f} s] {text}", flush=True)
+
+
+def show(stack: Stack, *arguments: str) -> None:
+    """Run kubectl and show command and answer."""
+    print(f"\n$ kubectl {' '.join(arguments)}")
+    print(stack.kubectl(*arguments).rstrip(), flush=True)
+
+
+def up() -> None:
+    """Bring the demo up, or show it if it runs."""
+    progress = Progress()
+    try:
+        stack = Stack(Cluster.load(state_directory()))
+        progress.say("the demo runs already; `make demo-down` stops it")
+    except LookupError:
+        stack = start(progress)
+    present(stack)
+
+
+def start(progress: Progress) -> Stack:
+    """Start the cluster with everything on it; on failure nothing stays."""
+    progress.say("building what is not in the cache (the first time 10 to 15 minutes)")
+    build.bin_directory()
+    progress.say("starting the control plane")
+    cluster = Cluster.start(state_directory(), detached=True)
+    try:
+        fill(Stack(cluster), progress)
+    except BaseException:
+        progress.say("it failed; stopping what was started")
+        cluster.stop()
+        raise
+    return Stack(cluster)
+
+
+def fill(stack: Stack, progress: Progress) -> None:
+    """Put nodes, GpuPolicy, policies and workloads on an empty cluster."""
+    progress.say("installing the chart with Helm: kinds, roles, the fence around agents")
+    stack.install()
+    stack.start_controller()
+    progress.say("starting eight nodes of eight simulated H100s, and their agents")
+    stack.add_nodes(*nodes())
+    stack.wait(lambda: len(stack.get("gpunodes")) == len(nodes()), "eight GpuNodes", 120)
+    progress.say("applying examples/train.yaml, infer.yaml, short.yaml")
+    stack.apply(*(ROOT / f"examples/{name}.yaml" for name in POLICIES))
+    stack.wait_policies(*POLICIES, seconds=120)
+    progress.say("starting their workloads")
+    stack.apply(*(ROOT / f"examples/{name}.yaml" for name in WORKLOADS))
+    stack.wait_pods("default", PODS, seconds=120)
+    # The counts follow the claims within a moment.
+    stack.wait(lambda: stack.policy_row("train")[5] == "8", "the allocated cards counted", 30)
+    progress.say("done")
+
+
+def present(stack: Stack) -> None:
+    """Show what stands, what a pod sees, and how to go on."""
+    show(stack, "get", "gpupolicies")
+    show(stack, "get", "gpunodes")
+    show(stack, "get", "deviceclasses")
+    show(stack, "get", "pods", "-o", "wide")
+    show(stack, "exec", "job/train", "--", "nvidia-smi", "-L")
+    show(stack, "exec", "deployment/infer", "--", "nvidia-smi", "-L")
+    show(stack, "exec", "short", "--", "nvidia-smi", "-L")
+    plane = stack.cluster.control_plane
+    print(
+        "\nGo on playing:\n"
+        f"  export KUBECONFIG={plane.admin_kubeconfig} PATH={plane.programs}:$PATH\n"
+        "  kubectl get gpupolicies -o wide\n"
+        "  kubectl describe gpunode gpu-05\n"
+        "  kubectl explain gpupolicy.spec.sharing\n"
+        "  kubectl edit gpupolicy infer        # change the layout: idle cards change, busy ones wait\n"
+        "Stop: make demo-down"
+    )
+
+
+def down() -> None:
+    """Stop the demo and remove everything of it."""
+    try:
+        Cluster.load(state_directory()).stop()
+    except LookupError:
+        print("no demo runs")
+        return
+    (state_directory() / "cluster.json").unlink(missing_ok=True)
+    print("the demo is gone")
+
+
+def status() -> None:
+    """Show the running demo."""
+    present(Stack(Cluster.load(state_directory())))
+
+
+def main() -> int:
+    """Run one command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
+    parser.add_argument("command", choices=["up", "down", "status"])
+    {"up": up, "down": down, "status": status}[parser.parse_args().command]()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (build.BuildError, RuntimeError, TimeoutError, LookupError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

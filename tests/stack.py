@@ -1,0 +1,270 @@
+"""GpuPolicy on a test cluster: the chart, the controller, and one agent with simulated cards per node.
+
+The demo and the end-to-end tests share it. Every process has the identity and the rights that the chart gives it:
+the controller a service account's token, each agent one that is bound to its node. Nobody runs as admin.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.node import Node, NodeOptions
+from tests.cluster.process import Daemon, poll_until
+from tests.paths import ROOT
+from tests.simulator import Simulator
+
+NAMESPACE = "gpupolicy-system"
+READY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNodeOptions:
+    """A node and its simulated cards."""
+
+    name: str
+    pool: str = ""
+    gpus: int = 8
+    model: str = "h100-80gb"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    per_gpu: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
+
+
+class Stack:
+    """A cluster with GpuPolicy on it. `install` begins, `add_nodes` and `start_controller` follow."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.kubectl = cluster.kubectl
+
+    # Installing.
+
+    def install(self, *settings: str) -> None:
+        """Install the chart with Helm, as an admin would, and wait until the kinds are served."""
+        self.helm(
+            "upgrade",
+            "--install",
+            "gpupolicy",
+            str(ROOT / "charts/gpupolicy"),
+            "--namespace",
+            NAMESPACE,
+            "--create-namespace",
+            *(word for setting in settings for word in ("--set", setting)),
+        )
+        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(ROOT / "crds"))
+
+    def helm(self, *arguments: str) -> str:
+        """Run Helm as the admin.
+
+        Raises:
+            RuntimeError: with what it said, when it fails.
+        """
+        plane = self.cluster.control_plane
+        done = subprocess.run(
+            [str(plane.programs / "helm"), *arguments],
+            env=plane.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"helm {' '.join(arguments)}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    # Processes.
+
+    def start_controller(self, name: str = "controller") -> Daemon:
+        """Start a controller with the service account of the chart."""
+        access = self.cluster.service_account_kubeconfig(
+            NAMESPACE, "gpupolicy-controller", expiration_seconds=24 * 3600
+        )
+        daemon = self.cluster.daemon(
+            name,
+            [
+                sys.executable,
+                "-m",
+                "gpupolicy.controller.app",
+                "--kubeconfig",
+                access.kubeconfig,
+                "--namespace",
+                NAMESPACE,
+                "--identity",
+                name,
+            ],
+            environment={"PYTHONPATH": str(ROOT / "operator")},
+        )
+        daemon.start()
+        return daemon
+
+    def add_nodes(self, *options: GpuNodeOptions, agents: bool = True) -> list[Node]:
+        """Start nodes with simulated cards, and their agents unless told otherwise."""
+        nodes = self.cluster.add_nodes(
+            *(
+                NodeOptions(o.name, labels={**({"gpu-pool": o.pool} if o.pool else {}), **o.labels})
+                for o in options
+            )
+        )
+        for option, node in zip(options, nodes, strict=True):
+            self.make_cards(option, node)
+            if agents:
+                self.start_agent(node)
+        return nodes
+
+    def make_cards(self, option: GpuNodeOptions, node: Node) -> Simulator:
+        """Create the simulated cards of a node."""
+        simulator = self.simulator(node.name)
+        simulator.directory.mkdir(parents=True, exist_ok=True)
+        return simulator.create(
+            gpus=option.gpus, model=option.model, seed=node.name, per_gpu=option.per_gpu, options=("--force",)
+        )
+
+    def simulator(self, node: str) -> Simulator:
+        """Return the simulated cards of a node."""
+        return Simulator(self.cluster.run.directory / "gpusim" / node)
+
+    def start_agent(self, node: Node, *arguments: str) -> Daemon:
+        """Start the agent of a node, with a token that is bound to it."""
+        access = self.cluster.service_account_kubeconfig(
+            NAMESPACE, "gpupolicy-agent", node=node.name, expiration_seconds=24 * 3600
+        )
+        simulator = self.simulator(node.name)
+        root = simulator.root
+        daemon = self.cluster.daemon(
+            f"{node.name}-agent",
+            [
+                sys.executable,
+                "-m",
+                "gpupolicy.agent.app",
+                "--node-name",
+                node.name,
+                "--kubeconfig",
+                access.kubeconfig,
+                "--kubelet-root",
+                node.directory,
+                "--cdi-dir",
+                node.cdi_dir,
+                "--driver-root",
+                root,
+                "--dev-root",
+                root,
+                "--proc-root",
+                root / "proc",
+                "--sys-root",
+                root / "sys",
+                "--nvml-library",
+                simulator.library_path,
+                "--cdi-mount",
+                f"{simulator.directory}:/run/gpusim",
+                "--cdi-mount",
+                f"{simulator.nvidia_smi_path}:/usr/bin/nvidia-smi:ro",
+                *arguments,
+            ],
+            environment={"PYTHONPATH": str(ROOT / "operator"), "GPUSIM_DIR": str(simulator.directory)},
+        )
+        daemon.start()
+        return daemon
+
+    def agent(self, node: str) -> Daemon:
+        """Return the agent of a node."""
+        return self.cluster.find_daemon(f"{node}-agent")
+
+    # Looking.
+
+    def get(self, *arguments: str) -> Any:
+        """Return what `kubectl get ARGUMENTS -o json` prints; the items, if it is a list."""
+        found = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return found["items"] if found.get("kind", "").endswith("List") else found
+
+    def apply(self, *manifests: Path | Mapping[str, Any]) -> None:
+        """Apply files or objects."""
+        for manifest in manifests:
+            if isinstance(manifest, Path):
+                self.kubectl("apply", "-f", str(manifest))
+            else:
+                self.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+
+    def condition(self, kind: str, name: str, condition: str = "Ready") -> dict[str, Any]:
+        """Return a condition of an object, or an empty one while nobody has reported."""
+        conditions = self.get(kind, name).get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == condition), {})
+
+    def policy_row(self, name: str) -> list[str]:
+        """Return the row of a policy in `kubectl get gpupolicies`, without its age."""
+        return self.kubectl("get", "gpupolicies", name, "--no-headers").split()[:-1]
+
+    def devices(self, **attributes: str) -> list[dict[str, Any]]:
+        """Return our published devices of complete pools that carry these string attributes."""
+        found = []
+        for piece in self.get("resourceslices"):
+            if piece["spec"]["driver"] != "gpu.gpupolicy.dev":
+                continue
+            for device in piece["spec"].get("devices", []):
+                carried = device.get("attributes", {})
+                if all(carried.get(k, {}).get("string") == v for k, v in attributes.items()):
+                    found.append({**device, "node": piece["spec"]["nodeName"]})
+        return found
+
+    def wait(
+        self, condition: Callable[[], bool], what: str, seconds: float = READY_SECONDS, *, every: float = 0.3
+    ) -> None:
+        """Wait until something holds; on timeout say what, and what the objects and logs say."""
+        try:
+            poll_until(condition, timeout_seconds=seconds, what=what, interval_seconds=every)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.report()}") from error
+
+    def wait_policies(self, *names: str, seconds: float = READY_SECONDS) -> None:
+        """Wait until policies are Ready in their current generation."""
+
+        def ready() -> bool:
+            for name in names:
+                policy = self.get("gpupolicy", name)
+                found = self.condition("gpupolicy", name)
+                if found.get("status") != "True":
+                    return False
+                if found.get("observedGeneration") != policy["metadata"]["generation"]:
+                    return False
+            return True
+
+        self.wait(ready, f"policies {', '.join(names)} Ready", seconds)
+
+    def wait_pods(
+        self, namespace: str, count: int, phase: str = "Running", seconds: float = READY_SECONDS
+    ) -> None:
+        """Wait until a namespace has this many pods in a phase."""
+        self.wait(
+            lambda: (
+                len([p for p in self.get("pods", "-n", namespace) if p["status"].get("phase") == phase])
+                == count
+            ),
+            f"{count} pods {phase} in {namespace}",
+            seconds,
+        )
+
+    def report(self, processes: Iterable[str] = ()) -> str:
+        """Return the tables and the ends of the logs, for a failure."""
+        parts = []
+        for arguments in (("get", "gpupolicies,gpunodes", "-o", "wide"), ("get", "pods", "-A", "-o", "wide")):
+            try:
+                parts.append(self.kubectl(*arguments))
+            except RuntimeError as error:
+                parts.append(str(error))
+        for name in processes or self._processes():
+            daemon = self.cluster.find_daemon(name)
+            parts.append(f"--- {name}: {'runs' if daemon.alive else 'ended'}\n{daemon.log_tail(15)}")
+        return "\n".join(parts)
+
+    def _processes(self) -> Sequence[str]:
+        names = ["controller", *(f"{node.name}-agent" for node in self.cluster.nodes)]
+        known = []
+        for name in names:
+            try:
+                self.cluster.find_daemon(name)
+            except KeyError:
+                continue
+            known.append(name)
+        return known
