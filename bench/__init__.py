@@ -1,0 +1,1 @@
+"""The figures of the project: `python -m bench [name]` prints one JSON object a line."""
