@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from gpupolicy.core import placement
 from gpupolicy.core.inventory import ClaimUse, Gpu, Instance, MigProfile, MigState, Ownership
@@ -28,7 +29,7 @@ def measure_card() -> list[float]:
     for _ in range(CARD_SAMPLES):
         profiles = KNOWN_CARDS[chance.choice(sorted(KNOWN_CARDS))]
         gpu, layout = _random_card(chance, profiles), _random_layout(chance, profiles)
-        samples.append(_milliseconds(lambda gpu=gpu, layout=layout: plan_card(gpu, layout)))
+        samples.append(_milliseconds(partial(plan_card, gpu, layout)))
     return samples
 
 
@@ -49,7 +50,7 @@ def measure_node() -> list[float]:
             PolicyView("young", created="2026-01-02T00:00:00Z", layout=_random_layout(chance, profiles)),
         ]
         node = NodeView("node", gpus=tuple(gpus))
-        samples.append(_milliseconds(lambda node=node, policies=policies: plan_node(node, policies)))
+        samples.append(_milliseconds(partial(plan_node, node, policies)))
     return samples
 
 

@@ -12,7 +12,7 @@ import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 from gpupolicy.core.inventory import Gpu
 from gpupolicy.core.refusals import listing
@@ -29,6 +29,9 @@ class Judgement:
 
 MATCH = Judgement(matches=True)
 
+_WEIGHT = (False, None, True)
+"""Verdicts, the one that decides first."""
+
 
 @dataclass(frozen=True, slots=True)
 class CardSelector:
@@ -43,17 +46,15 @@ class CardSelector:
 
     def judge(self, gpu: Gpu) -> Judgement:
         """Judge a card. A field that excludes it outweighs one that cannot be told."""
-        judgements = [
-            _judge_name("product", gpu.product_name, self.products),
-            _judge_name("architecture", gpu.architecture, self.architectures, literal=True),
-            self._judge_memory(gpu.memory_bytes),
-            self._judge_capability(gpu.compute_capability),
-        ]
-        for verdict in (False, None):
-            found = next((j for j in judgements if j.matches is verdict), None)
-            if found is not None:
-                return found
-        return MATCH
+        return reduce(
+            combine,
+            (
+                _judge_name("product", gpu.product_name, self.products),
+                _judge_name("architecture", gpu.architecture, self.architectures, literal=True),
+                self._judge_memory(gpu.memory_bytes),
+                self._judge_capability(gpu.compute_capability),
+            ),
+        )
 
     def _judge_memory(self, memory_bytes: int | None) -> Judgement:
         if self.min_memory_bytes is None:
@@ -71,7 +72,9 @@ class CardSelector:
         if self.min_compute_capability is None:
             return MATCH
         has, wanted = _version(capability), _version(self.min_compute_capability)
-        if has is None or wanted is None:
+        if wanted is None:
+            return Judgement(None, f'"{self.min_compute_capability}" is no compute capability such as 9.0')
+        if has is None:
             return Judgement(None, "the card's compute capability is not known")
         if has >= wanted:
             return MATCH
@@ -83,11 +86,7 @@ class CardSelector:
 
 def combine(first: Judgement, second: Judgement) -> Judgement:
     """Return the judgement of both: no outweighs cannot-tell, and that outweighs yes."""
-    if first.matches is False or second.matches is True:
-        return first
-    if second.matches is False or first.matches is True:
-        return second
-    return first
+    return min(first, second, key=lambda judgement: _WEIGHT.index(judgement.matches))
 
 
 def existing_values(gpus: Iterable[Gpu]) -> str:

@@ -117,6 +117,16 @@ def test_cards_that_only_others_can_use_are_left_to_them() -> None:
     assert owned(result) == {"young": [0, 1], "old": [2, 3]}
 
 
+def test_cards_are_not_left_to_those_who_have_chosen() -> None:
+    """The first could have used card 1 as well, and took card 0; the second need not spare it."""
+    gpus = cards(3, c0={"product_name": "A"}, c1={"product_name": "A"})
+    first = policy("first", gpus_per_node=1, cards=CardSelector(products=("A",)))
+
+    result = assigned(gpus, [first, policy("second", created=YOUNG, gpus_per_node=1)])
+
+    assert owned(result) == {"first": [0], "second": [1]}
+
+
 def test_shrinking_gives_up_idle_and_sick_cards_first() -> None:
     gpus = cards(
         4,
@@ -226,7 +236,10 @@ def test_a_policy_that_gets_its_number_elsewhere_has_no_conflict() -> None:
 def test_expressions_are_judged_elsewhere(judgement, owners, expected) -> None:
     judgements = {"a": {"GPU-0": judgement}} if judgement else {}
 
-    assert owned(assigned(cards(1), [policy("a", cel="true")], owners, judgements)) == expected
+    result = assigned(cards(1), [policy("a", cel="true")], owners, judgements)
+
+    assert owned(result) == expected
+    assert result.share("a").matched == result.share("a").granted
 
 
 def test_cards_that_nobody_has_say_why() -> None:

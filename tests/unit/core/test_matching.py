@@ -60,6 +60,7 @@ BARE = Gpu(uuid="GPU-1", index=1)
             id="memory-of-the-name-is-too-much",
         ),
         pytest.param({"min_compute_capability": "9.0"}, None, id="capability"),
+        pytest.param({"min_compute_capability": "9.0.0"}, None, id="capability-spelt-longer"),
         pytest.param({"min_compute_capability": "8.10"}, None, id="capability-is-numeric"),
         pytest.param(
             {"min_compute_capability": "10.0"},
@@ -86,6 +87,12 @@ def test_fields(fields: dict, message: str | None) -> None:
 )
 def test_a_missing_fact_is_neither_yes_nor_no(fields: dict, message: str) -> None:
     assert CardSelector(**fields).judge(BARE) == Judgement(None, message)
+
+
+def test_a_malformed_capability_matches_nothing() -> None:
+    assert CardSelector(min_compute_capability="nine").judge(H100) == Judgement(
+        None, '"nine" is no compute capability such as 9.0'
+    )
 
 
 def test_no_outweighs_cannot_tell() -> None:
