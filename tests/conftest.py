@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.cluster import build
@@ -13,6 +14,12 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.node import Node, NodeOptions
 
 _numbers = itertools.count(1)
+
+# A loaded machine is no reason to fail: time is the business of benchmarks, and of pytest's own limit.
+hypothesis.settings.register_profile(
+    "gpupolicy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("gpupolicy")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -123,7 +123,7 @@ def situations(draw: st.DrawFn) -> tuple[str, Gpu, tuple[tuple[int, int], ...]]:
     return key, gpu, draw(st.sampled_from(multisets(key)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(situations())
 def test_a_plan_is_the_cheapest_there_is(situation) -> None:
     key, gpu, counts = situation
@@ -148,7 +148,7 @@ def test_a_plan_is_the_cheapest_there_is(situation) -> None:
         assert plan.waiting.reason == Reason.WAITING_FOR_CLAIMS
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(situations())
 def test_carrying_out_a_plan_is_safe_and_settles(situation) -> None:
     key, gpu, counts = situation
@@ -169,7 +169,7 @@ def test_carrying_out_a_plan_is_safe_and_settles(situation) -> None:
     assert plan_card(final, layout).is_applied
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(KNOWN_CARDS)), st.data())
 def test_a_layout_that_never_fits_names_a_remedy_that_does(key: str, data) -> None:
     profiles = KNOWN_CARDS[key]
