@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).resolve().parent.parent / "simulator"
-PROGRAMS = ("libnvidia-ml.so.1", "gpusim")
+PROGRAMS = ("libnvidia-ml.so.1", "libcuda.so.1", "gpusim", "nvidia-smi", "nvidia-cuda-mps-control")
 
 
 class SimulatorError(RuntimeError):

@@ -1,120 +1,43 @@
 /* See call.h. */
 #define _GNU_SOURCE
 #include "call.h"
+#include "faults.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <time.h>
 #include <unistd.h>
-
-static void sleep_microseconds(uint64_t microseconds)
-{
-    struct timespec left = {.tv_sec = (time_t)(microseconds / 1000000),
-                            .tv_nsec = (long)(microseconds % 1000000) * 1000};
-    while (nanosleep(&left, &left) != 0 && errno == EINTR)
-        ;
-}
-
-static int symbol_matches(int wanted, int family, int symbol)
-{
-    if (wanted == SYMBOL_ANY)
-        return 1;
-    if (wanted == SYMBOL_WRITES)
-        return symbol_table[symbol].writes;
-    return wanted == symbol || (family && symbol_table[wanted].family == symbol_table[symbol].family);
-}
-
-static uint64_t latency_of(const struct state *state, int symbol, int gpu)
-{
-    uint64_t total = state->global_latency_microseconds;
-    for (int i = 0; state->live_latencies && i < MAX_LATENCIES; i++) {
-        const struct latency *rule = &state->latencies[i];
-        if (rule->live && symbol_matches(rule->symbol, rule->family, symbol) && (rule->gpu == ANY || rule->gpu == gpu))
-            total += rule->microseconds;
-    }
-    return total;
-}
-
-/* Lets every matching fault count this call and returns the first one that is due. */
-static struct fault fault_due(struct state *state, int symbol, int gpu)
-{
-    struct fault due = {.live = 0};
-    state_lock(state);
-    for (int i = 0; i < MAX_FAULTS; i++) {
-        struct fault *fault = &state->faults[i];
-        if (!fault->live || !symbol_matches(fault->symbol, fault->family, symbol) ||
-            (fault->gpu != ANY && fault->gpu != gpu))
-            continue;
-        if (fault->skip > 0) {
-            fault->skip--;
-            continue;
-        }
-        if (fault->remaining == 0 || due.live)
-            continue;
-        due = *fault;
-        fault->hits++;
-        if (fault->remaining > 0)
-            fault->remaining--;
-    }
-    state_unlock(state);
-    return due;
-}
-
-/* A fault decides before anything else; the answer of the call when it does not go on, else NVML_SUCCESS. */
-static nvmlReturn_t apply_fault(struct call *call, int gpu)
-{
-    if (!__atomic_load_n(&call->state->live_faults, __ATOMIC_RELAXED))
-        return NVML_SUCCESS;
-    struct fault fault = fault_due(call->state, call->symbol, gpu);
-    if (!fault.live)
-        return NVML_SUCCESS;
-    if (fault.hang_milliseconds)
-        sleep_microseconds((uint64_t)fault.hang_milliseconds * 1000);
-    if (fault.mode == FAULT_AFTER)
-        call->override = (nvmlReturn_t)fault.code;
-    else if (fault.mode == FAULT_ACTIVATION)
-        call->activation = (nvmlReturn_t)fault.code;
-    return fault.mode == FAULT_BEFORE ? (nvmlReturn_t)fault.code : NVML_SUCCESS;
-}
-
-static void journal(struct call *call)
-{
-    struct state *state = call->state;
-    uint64_t sequence = ++state->journal_sequence;
-    call->entry.sequence = sequence;
-    call->entry.pid = (uint32_t)getpid();
-    call->entry.symbol = (int16_t)call->symbol;
-    call->entry.result = (int32_t)call->result;
-    state->journal[sequence % MAX_JOURNAL] = call->entry;
-}
 
 nvmlReturn_t call_begin(struct call *call, int symbol, const void *handle)
 {
     struct handle target;
+    return call_begin_at(call, symbol, handle_decode(handle, &target) ? target.gpu : ANY);
+}
+
+nvmlReturn_t call_begin_at(struct call *call, int symbol, int gpu)
+{
     memset(call, 0, sizeof(*call));
     call->symbol = symbol;
     call->state = session_acquire();
     if (!call->state)
         return NVML_ERROR_UNINITIALIZED;
-    __atomic_add_fetch(&call->state->calls[symbol], 1, __ATOMIC_RELAXED);
-    int gpu = handle_decode(handle, &target) ? target.gpu : ANY;
+    call->entry.symbol = (int16_t)symbol;
     call->entry.gpu = (int16_t)gpu;
     call->entry.gpu_instance = call->entry.compute_instance = NONE;
     call->entry.profile_id = call->entry.start = call->entry.size = call->entry.value = NONE;
-    if (call->state->global_latency_microseconds || call->state->live_latencies) {
-        uint64_t microseconds = latency_of(call->state, symbol, gpu);
-        if (microseconds)
-            sleep_microseconds(microseconds);
-    }
-    nvmlReturn_t decided = apply_fault(call, gpu);
+    struct fault fault = fault_meet(call->state, symbol, gpu);
+    nvmlReturn_t decided = NVML_SUCCESS;
+    if (fault.live && fault.mode == FAULT_BEFORE)
+        decided = (nvmlReturn_t)fault.code;
+    else if (fault.live && fault.mode == FAULT_AFTER)
+        call->override = (nvmlReturn_t)fault.code;
+    else if (fault.live && fault.mode == FAULT_ACTIVATION)
+        call->activation = (nvmlReturn_t)fault.code;
     state_lock(call->state);
     if (decided == NVML_SUCCESS)
         return NVML_SUCCESS;
     call->result = decided;
-    call->override = NVML_SUCCESS;
     return call_end(call);
 }
 
@@ -123,8 +46,9 @@ nvmlReturn_t call_end(struct call *call)
     call->entry.effect = (int32_t)call->result;
     if (call->override != NVML_SUCCESS)
         call->result = call->override;
+    call->entry.result = (int32_t)call->result;
     if (symbol_table[call->symbol].writes)
-        journal(call);
+        journal_write(call->state, call->entry);
     state_unlock(call->state);
     session_release(call->state);
     return call->result;

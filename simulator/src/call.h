@@ -36,6 +36,9 @@ struct call {
     return entered
 
 nvmlReturn_t call_begin(struct call *call, int symbol, const void *handle);
+
+/* For functions that name a card in another way than by handle; `gpu` is its slot, or ANY. */
+nvmlReturn_t call_begin_at(struct call *call, int symbol, int gpu);
 nvmlReturn_t call_end(struct call *call);
 
 /* The whole of a function that this library does not offer. */

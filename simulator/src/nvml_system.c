@@ -1,5 +1,4 @@
 /* Initialisation, versions, errors, and finding cards. */
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -178,124 +177,128 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
     return device_count(SYMBOL_nvmlDeviceGetCount_v2, count);
 }
 
-/* Hands out a card once it was found; a lost one is found, but answers nothing. */
-static void give_gpu(struct call *call, int slot, nvmlDevice_t *device)
+/* How a caller names a card, or for UUIDs also a MIG device. */
+enum key { KEY_INDEX, KEY_UUID, KEY_SERIAL, KEY_BUS };
+
+struct query {
+    enum key key;
+    unsigned int index;
+    const char *text;
+    unsigned int domain, bus, device;
+};
+
+struct found {
+    int slot, instance, compute; /* NONE where there is none. */
+};
+
+/* Accepts 4- and 8-digit domains, either case, with or without the function number. */
+static int parse_bus_id(struct query *query)
 {
-    call->entry.gpu = (int16_t)slot;
-    if (call_require(call, !call->state->gpus[slot].lost, NVML_ERROR_GPU_IS_LOST))
-        *device = handle_of_gpu(call, slot);
+    unsigned int function = 0;
+    if (sscanf(query->text, "%x:%x:%x.%x", &query->domain, &query->bus, &query->device, &function) >= 3)
+        return function == 0;
+    query->domain = 0;
+    return sscanf(query->text, "%x:%x.%x", &query->bus, &query->device, &function) >= 2 && function == 0;
 }
 
-static nvmlReturn_t by_index(int symbol, unsigned int index, nvmlDevice_t *device)
+static int gpu_matches(const struct gpu *gpu, const struct query *query, unsigned int position)
+{
+    switch (query->key) {
+    case KEY_INDEX:
+        return position == query->index;
+    case KEY_UUID:
+        return strcmp(gpu->uuid, query->text) == 0;
+    case KEY_SERIAL:
+        return strcmp(gpu->serial, query->text) == 0;
+    default:
+        return gpu->pci_domain == query->domain && gpu->pci_bus == query->bus && gpu->pci_device == query->device;
+    }
+}
+
+static void find_mig_device(const struct call *call, int slot, const char *uuid, struct found *found)
+{
+    for (int i = 0; i < MAX_GPU_INSTANCES; i++) {
+        const struct gpu_instance *instance = &call->state->gpus[slot].instances[i];
+        for (int c = 0; instance->live && c < MAX_COMPUTE_INSTANCES; c++)
+            if (instance->compute[c].live && strcmp(instance->compute[c].uuid, uuid) == 0 &&
+                visible_mig_device(call, slot, i, c))
+                *found = (struct found){slot, i, c};
+    }
+}
+
+/* Call with the lock held. */
+static struct found find(const struct call *call, const struct query *query)
+{
+    struct found found = {NONE, NONE, NONE};
+    unsigned int position = 0;
+    for (int slot = 0; (uint32_t)slot < call->state->gpu_count && found.slot == NONE; slot++) {
+        if (!call->state->gpus[slot].present || !visible_gpu(call, slot))
+            continue;
+        if (gpu_matches(&call->state->gpus[slot], query, position++))
+            found.slot = slot;
+        else if (query->key == KEY_UUID)
+            find_mig_device(call, slot, query->text, &found);
+    }
+    return found;
+}
+
+/* Which card a query is about, before the call proper begins: faults and latencies may be meant for it alone. */
+static int peek(const struct query *query)
+{
+    struct call call = {.state = session_acquire()};
+    if (!call.state)
+        return ANY;
+    state_lock(call.state);
+    struct found found = find(&call, query);
+    state_unlock(call.state);
+    session_release(call.state);
+    return found.slot;
+}
+
+static nvmlReturn_t look_up(int symbol, struct query query, nvmlDevice_t *device)
 {
     struct call call;
-    nvmlReturn_t entered = call_begin(&call, symbol, NULL);
+    int valid = device && (query.key == KEY_INDEX || query.text) && (query.key != KEY_BUS || parse_bus_id(&query));
+    nvmlReturn_t entered = call_begin_at(&call, symbol, valid ? peek(&query) : ANY);
     if (entered != NVML_SUCCESS)
         return entered;
-    int found = NONE;
-    for (uint32_t slot = 0, position = 0; slot < call.state->gpu_count && found == NONE; slot++)
-        if (call.state->gpus[slot].present && visible_gpu(&call, (int)slot) && position++ == index)
-            found = (int)slot;
-    if (call_require(&call, device != NULL && found != NONE, NVML_ERROR_INVALID_ARGUMENT))
-        give_gpu(&call, found, device);
+    if (!call_require(&call, valid, NVML_ERROR_INVALID_ARGUMENT))
+        return call_end(&call);
+    struct found found = find(&call, &query);
+    call_require(&call, found.slot != NONE, query.key == KEY_INDEX ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_FOUND);
+    /* A lost card is found, but answers nothing. */
+    if (found.slot != NONE && call_require(&call, !call.state->gpus[found.slot].lost, NVML_ERROR_GPU_IS_LOST))
+        *device = found.instance == NONE ? handle_of_gpu(&call, found.slot)
+                                         : handle_of_mig_device(&call, found.slot, found.instance, found.compute);
     return call_end(&call);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
 {
-    return by_index(SYMBOL_nvmlDeviceGetHandleByIndex, index, device);
+    return look_up(SYMBOL_nvmlDeviceGetHandleByIndex, (struct query){.key = KEY_INDEX, .index = index}, device);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-    return by_index(SYMBOL_nvmlDeviceGetHandleByIndex_v2, index, device);
-}
-
-/* Looks for a live MIG device by its UUID. */
-static int find_mig_device(const struct call *call, const char *uuid, int *slot, int *instance, int *compute)
-{
-    for (*slot = 0; (uint32_t)*slot < call->state->gpu_count; ++*slot)
-        for (*instance = 0; *instance < MAX_GPU_INSTANCES; ++*instance) {
-            const struct gpu_instance *candidate = &call->state->gpus[*slot].instances[*instance];
-            for (*compute = 0; candidate->live && *compute < MAX_COMPUTE_INSTANCES; ++*compute)
-                if (candidate->compute[*compute].live && strcmp(candidate->compute[*compute].uuid, uuid) == 0)
-                    return 1;
-        }
-    return 0;
+    return look_up(SYMBOL_nvmlDeviceGetHandleByIndex_v2, (struct query){.key = KEY_INDEX, .index = index}, device);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
-    ENTER(nvmlDeviceGetHandleByUUID, NULL);
-    int slot, instance = NONE, compute = NONE;
-    if (!call_require(&call, uuid != NULL && device != NULL, NVML_ERROR_INVALID_ARGUMENT))
-        return call_end(&call);
-    for (slot = 0; (uint32_t)slot < call.state->gpu_count; slot++)
-        if (call.state->gpus[slot].present && visible_gpu(&call, slot) &&
-            strcmp(call.state->gpus[slot].uuid, uuid) == 0) {
-            give_gpu(&call, slot, device);
-            return call_end(&call);
-        }
-    int found = find_mig_device(&call, uuid, &slot, &instance, &compute) && call.state->gpus[slot].present &&
-                visible_mig_device(&call, slot, instance, compute);
-    if (call_require(&call, found, NVML_ERROR_NOT_FOUND) &&
-        call_require(&call, !call.state->gpus[slot].lost, NVML_ERROR_GPU_IS_LOST))
-        *device = handle_of_mig_device(&call, slot, instance, compute);
-    return call_end(&call);
+    return look_up(SYMBOL_nvmlDeviceGetHandleByUUID, (struct query){.key = KEY_UUID, .text = uuid}, device);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
 {
-    ENTER(nvmlDeviceGetHandleBySerial, NULL);
-    int found = NONE;
-    call_require(&call, serial != NULL && device != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    for (uint32_t slot = 0; call.result == NVML_SUCCESS && slot < call.state->gpu_count; slot++)
-        if (call.state->gpus[slot].present && visible_gpu(&call, (int)slot) &&
-            strcmp(call.state->gpus[slot].serial, serial) == 0)
-            found = (int)slot;
-    if (call_require(&call, found != NONE, NVML_ERROR_NOT_FOUND))
-        give_gpu(&call, found, device);
-    return call_end(&call);
+    return look_up(SYMBOL_nvmlDeviceGetHandleBySerial, (struct query){.key = KEY_SERIAL, .text = serial}, device);
 }
 
-/* Accepts 4- and 8-digit domains, either case, with or without the function number. */
-static int parse_bus_id(const char *text, unsigned int *domain, unsigned int *bus, unsigned int *device)
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *device)
 {
-    unsigned int function = 0;
-    *domain = 0;
-    if (sscanf(text, "%x:%x:%x.%x", domain, bus, device, &function) >= 3)
-        return function == 0;
-    *domain = 0;
-    return sscanf(text, "%x:%x.%x", bus, device, &function) >= 2 && function == 0;
+    return look_up(SYMBOL_nvmlDeviceGetHandleByPciBusId, (struct query){.key = KEY_BUS, .text = bus_id}, device);
 }
 
-static nvmlReturn_t by_bus_id(int symbol, const char *text, nvmlDevice_t *device)
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
 {
-    struct call call;
-    nvmlReturn_t entered = call_begin(&call, symbol, NULL);
-    if (entered != NVML_SUCCESS)
-        return entered;
-    unsigned int domain, bus, number;
-    int found = NONE;
-    int valid = text && device && parse_bus_id(text, &domain, &bus, &number);
-    call_require(&call, valid, NVML_ERROR_INVALID_ARGUMENT);
-    for (uint32_t slot = 0; valid && slot < call.state->gpu_count; slot++) {
-        const struct gpu *gpu = &call.state->gpus[slot];
-        if (gpu->present && visible_gpu(&call, (int)slot) && gpu->pci_domain == domain && gpu->pci_bus == bus &&
-            gpu->pci_device == number)
-            found = (int)slot;
-    }
-    if (call_require(&call, found != NONE, NVML_ERROR_NOT_FOUND))
-        give_gpu(&call, found, device);
-    return call_end(&call);
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *device)
-{
-    return by_bus_id(SYMBOL_nvmlDeviceGetHandleByPciBusId, text, device);
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *device)
-{
-    return by_bus_id(SYMBOL_nvmlDeviceGetHandleByPciBusId_v2, text, device);
+    return look_up(SYMBOL_nvmlDeviceGetHandleByPciBusId_v2, (struct query){.key = KEY_BUS, .text = bus_id}, device);
 }

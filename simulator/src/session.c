@@ -55,7 +55,7 @@ static struct mapping *map_node(int *reason)
     if (!mapping->state)
         return NULL;
     /* Found without being told where to look means: inside a container, where device nodes decide. */
-    const char *visibility = getenv("GPUSIM_VISIBILITY");
+    const char *visibility = getenv("GPUSIM_VISIBLE");
     if (visibility && *visibility)
         mapping->sees_everything = strcmp(visibility, "devices") != 0;
     else

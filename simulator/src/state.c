@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "state.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -16,13 +15,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A library at DIR/root/usr/lib64 belongs to the node at DIR. Static programs have no such place. */
-static int directory_of_library(char *buffer, size_t size)
+/* What lies at DIR/root/usr/lib64 or DIR/root/usr/bin belongs to the node at DIR. */
+static int directory_above(char *buffer, size_t size)
 {
-#ifdef GPUSIM_SHARED
-    Dl_info info;
     char resolved[PATH_MAX], probe[PATH_MAX + 32];
-    if (!dladdr((void *)state_map, &info) || !info.dli_fname || !realpath(info.dli_fname, resolved))
+    if (!place_of_code(resolved))
         return 0;
     for (int level = 0; level < 4; level++) {
         char *slash = strrchr(resolved, '/');
@@ -35,11 +32,6 @@ static int directory_of_library(char *buffer, size_t size)
         return 0;
     snprintf(buffer, size, "%s", resolved);
     return 1;
-#else
-    (void)buffer;
-    (void)size;
-    return 0;
-#endif
 }
 
 void state_directory(char *buffer, size_t size)
@@ -47,7 +39,7 @@ void state_directory(char *buffer, size_t size)
     const char *given = getenv("GPUSIM_DIR");
     if (given && *given)
         snprintf(buffer, size, "%s", given);
-    else if (!directory_of_library(buffer, size))
+    else if (!directory_above(buffer, size))
         snprintf(buffer, size, "%s", DEFAULT_DIRECTORY);
 }
 

@@ -171,6 +171,9 @@ struct state {
 /* Returns the node's directory in `buffer`: $GPUSIM_DIR, else the one the library lies in, else the fixed default. */
 void state_directory(char *buffer, size_t size);
 
+/* The file that holds this code, in a buffer of PATH_MAX: the shared library, or the program it is compiled into. */
+int place_of_code(char *resolved);
+
 /* Maps the state of the node at `directory`, or returns NULL with errno set. */
 struct state *state_map(const char *directory);
 void state_unmap(struct state *state);
