@@ -107,10 +107,12 @@ def plan_card(gpu: Gpu, layout: Layout, *, adopt: bool = False) -> CardPlan | Re
 
 
 def layout_refusal(gpu: Gpu, layout: Layout) -> Refusal | None:
-    """Return why a layout can never stand on a card, whatever runs there; None where it can.
+    """Return why a layout can never stand on a card, whatever runs there; None where it can or nobody can tell.
 
     Of reason InvalidLayout, MigUnsupported or NotImplemented.
     """
+    if gpu.health != Health.HEALTHY and not gpu.mig.profiles:
+        return None  # A sick card may not even answer what it offers.
     counts = _counts(gpu, layout)
     return counts if isinstance(counts, Refusal) else None
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gpupolicy.api.conditions import Reason
-from gpupolicy.core.inventory import Health, MigState, Ownership, Process
+from gpupolicy.core.inventory import Gpu, Health, MigState, Ownership, Process
 from gpupolicy.core.layouts import OnDemand, StaticLayout, WholeCard
-from gpupolicy.core.planner import CardPlan, plan_card
+from gpupolicy.core.planner import CardPlan, layout_refusal, plan_card
 from gpupolicy.core.refusals import Refusal
 from gpupolicy.core.steps import SetMigMode, inverse, steps_of, undo
 from tests.unit.core.builders import H100, after, card, claim, instance, written
@@ -350,6 +350,21 @@ def test_no_mig_and_not_served_are_said() -> None:
     assert refused(no_mig, layout("1g.10gb")).reason == Reason.MIG_UNSUPPORTED
     assert refused(no_mig, layout("1g.10gb")).message == "Tesla T4 cannot be partitioned (no MIG)"
     assert refused(card(), OnDemand()).reason == Reason.NOT_IMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reason"),
+    [
+        pytest.param(card(), Reason.INVALID_LAYOUT, id="it-cannot"),
+        pytest.param(card(health=Health.UNHEALTHY), Reason.INVALID_LAYOUT, id="sick-and-it-cannot"),
+        pytest.param(card(health=Health.UNKNOWN, mig=MigState()), None, id="sick-and-silent"),
+        pytest.param(card(mig=MigState()), Reason.MIG_UNSUPPORTED, id="well-and-without-mig"),
+    ],
+)
+def test_what_can_never_stand_is_not_guessed_from_silence(gpu: Gpu, reason: Reason | None) -> None:
+    refusal = layout_refusal(gpu, layout("3g.40gb*3"))
+
+    assert (refusal.reason if refusal else None) == reason
 
 
 def test_steps_undo_in_reverse() -> None:
