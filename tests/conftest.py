@@ -26,7 +26,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Build the cluster's programs before the first test: minutes that no test's time limit should see."""
     wanted = any(item.get_closest_marker("cluster") for item in session.items)
     if wanted and not session.config.option.collectonly:
-        build.bin_directory()
+        try:
+            build.bin_directory()
+        except build.BuildError as error:
+            raise pytest.UsageError(str(error)) from error
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.cluster.host import end_processes, remove_cgroup, remove_links
+from tests.cluster.host import end_processes, remove_cgroup, remove_links, restore_inotify_limit
 from tests.cluster.process import ProcessIdentity
-from tests.cluster.run import Run, StateError, all_runs, machine_lock
+from tests.cluster.run import Run, StateError, all_runs, inotify_note, machine_lock
 
 WARDEN = "warden"
 
@@ -33,7 +33,10 @@ def remove_run(run: Run) -> None:
     remove_links(run.link_prefix)
     remove_cgroup(run.cgroup)
     shutil.rmtree(run.data_directory, ignore_errors=True)
-    run.remove_directory()
+    with machine_lock():
+        run.remove_directory()
+        if not all_runs():
+            restore_inotify_limit(inotify_note())
 
 
 def clean_dead_runs() -> list[str]:

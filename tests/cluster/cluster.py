@@ -120,6 +120,17 @@ class Cluster:
         names = [part.removeprefix(prefix) for part in parts if part.startswith(prefix)]
         return [Node(self.control_plane, name) for name in names]
 
+    def find_node(self, name: str) -> Node:
+        """The node of this name.
+
+        Raises:
+            LookupError: when the cluster has no such node.
+        """
+        node = Node(self.control_plane, name)
+        if not node.exists:
+            raise LookupError(f"the cluster has no node {name}")
+        return node
+
     def load_images(self, *images: Image) -> None:
         """Make the images and import them into every node of now."""
         with tempfile.TemporaryDirectory(dir=self.run.data_directory) as scratch:

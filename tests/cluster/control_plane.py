@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import pki
-from tests.cluster.process import Daemon, poll_until
+from tests.cluster.process import Daemon
 from tests.cluster.rest import RestClient
 from tests.cluster.run import Run
 
-READY_TIMEOUT_SECONDS = 60.0
+READY_TIMEOUT_SECONDS = 90.0
 _LOOPBACK = "127.0.0.1"
 _KUBELET_CLIENT = "kube-apiserver-kubelet-client"
 
@@ -170,7 +170,7 @@ class ControlPlane:
 
     @property
     def admin(self) -> RestClient:
-        """REST as the test driver (system:masters). A new client per access by another thread: `rest`."""
+        """REST as the test driver (system:masters)."""
         if self._admin is None:
             self._admin = RestClient(self.admin_kubeconfig)
         return self._admin
@@ -278,20 +278,39 @@ class ControlPlane:
             raise KubectlError(["kubectl", *arguments], done)
         return done.stdout
 
+    def audit_position(self) -> int:
+        """The end of the audit log now, for `writes`."""
+        path = self._audit_log
+        return path.stat().st_size if path.exists() else 0
+
+    def writes(self, *, user: str | None = None, after: int = 0) -> list[dict[str, Any]]:
+        """The requests that wanted to change something, refused and dry-run ones included, oldest first.
+
+        Each is an audit event (``verb``, ``user``, ``objectRef``, ``requestObject``, ``responseStatus``, ...).
+        Heartbeats (leases) and reviews of tokens and access are not among them.
+
+        Args:
+            user: only those of this user, such as ``system:serviceaccount:ns:name``.
+            after: only those after this `audit_position`.
+        """
+        if not self._audit_log.exists():
+            return []
+        with self._audit_log.open(encoding="utf-8") as file:
+            file.seek(after)
+            events = [json.loads(line) for line in file if line.endswith("\n")]
+        return [event for event in events if user is None or event["user"]["username"] == user]
+
     def wait_ready(self, timeout_seconds: float = READY_TIMEOUT_SECONDS) -> None:
         """Wait until the API server answers /readyz (after a start, restart or resume)."""
 
         def ready() -> bool:
             self.etcd.require_alive()
-            self.api_server.require_alive()
             try:
                 return self.admin.call("GET", "/readyz").status == http.HTTPStatus.OK
             except OSError:
                 return False
 
-        poll_until(
-            ready, timeout_seconds=timeout_seconds, what=f"{self.url}/readyz; see {self.api_server.log}"
-        )
+        self.api_server.wait_until(ready, f"{self.url}/readyz", timeout_seconds=timeout_seconds)
 
     def restart_api_server(self) -> None:
         """Kill the API server, start it on the same port and data, and wait until it is ready.
@@ -303,6 +322,10 @@ class ControlPlane:
         self.wait_ready()
 
     @property
+    def _audit_log(self) -> Path:
+        return self.run.directory / "logs" / "audit.log"
+
+    @property
     def _settings(self) -> Mapping[str, Any]:
         settings = self.run.part("control_plane")
         assert settings is not None
@@ -310,15 +333,12 @@ class ControlPlane:
 
     def _wait_for_controllers(self) -> None:
         def made() -> bool:
-            self.controller_manager.require_alive()
             self.scheduler.require_alive()
             account = "/api/v1/namespaces/default/serviceaccounts/default"
             return self.admin.call("GET", account).status == http.HTTPStatus.OK
 
-        poll_until(
-            made,
-            timeout_seconds=READY_TIMEOUT_SECONDS,
-            what=f"the default service account; see {self.controller_manager.log}",
+        self.controller_manager.wait_until(
+            made, "the default service account", timeout_seconds=READY_TIMEOUT_SECONDS
         )
 
     def _allow_kubelet_calls(self) -> None:
@@ -378,6 +398,8 @@ class ControlPlane:
                 "--enable-admission-plugins=NodeRestriction",
                 "--allow-privileged=true",
                 "--kubelet-preferred-address-types=InternalIP",
+                f"--audit-policy-file={self._write_audit_policy()}",
+                f"--audit-log-path={self._audit_log}",
                 *common,
                 *_map_flag("runtime-config", options.runtime_config),
                 *options.api_server_flags,
@@ -428,6 +450,28 @@ class ControlPlane:
             f"--kubelet-client-key={calling.key}",
             f"--kubelet-certificate-authority={self.ca_file}",
         ]
+
+    def _write_audit_policy(self) -> Path:
+        reviews = [
+            {"group": group, "resources": ["*"]}
+            for group in ("authentication.k8s.io", "authorization.k8s.io")
+        ]
+        leases = {"group": "coordination.k8s.io", "resources": ["leases"]}
+        secrets = {"group": "", "resources": ["secrets", "serviceaccounts/token"]}
+        policy = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived"],
+            "rules": [
+                {"level": "None", "verbs": ["get", "list", "watch"]},
+                {"level": "None", "resources": [leases, *reviews]},
+                {"level": "Metadata", "resources": [secrets]},
+                {"level": "Request"},
+            ],
+        }
+        path = self.run.directory / "audit-policy.yaml"
+        path.write_text(json.dumps(policy, indent=1), encoding="utf-8")
+        return path
 
     def _scheduler_configuration(self, options: ControlPlaneOptions) -> dict[str, Any]:
         configuration: dict[str, Any] = {

@@ -13,6 +13,8 @@ from tests.cluster.process import ProcessIdentity, poll_until, reap_children
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _INTERFACES = Path("/sys/class/net")
+_INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+_INOTIFY_INSTANCES = 4096
 _TIMEOUT_SECONDS = 60.0
 
 
@@ -88,6 +90,26 @@ def remove_links(prefix: str) -> None:
     """Remove every network interface whose name begins so."""
     for path in _INTERFACES.glob(f"{prefix}*"):
         remove_link(path.name)
+
+
+def raise_inotify_limit(kept: Path) -> None:
+    """Allow enough inotify instances for many nodes (each takes nine; Debian allows 128), noting the old limit.
+
+    Args:
+        kept: the file that keeps the old limit for `restore_inotify_limit`.
+    """
+    before = int(_INOTIFY_LIMIT.read_text(encoding="ascii"))
+    if before < _INOTIFY_INSTANCES:
+        if not kept.exists():
+            kept.write_text(str(before), encoding="ascii")
+        _INOTIFY_LIMIT.write_text(str(_INOTIFY_INSTANCES), encoding="ascii")
+
+
+def restore_inotify_limit(kept: Path) -> None:
+    """Undo `raise_inotify_limit`; nothing to undo is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        _INOTIFY_LIMIT.write_text(kept.read_text(encoding="ascii"), encoding="ascii")
+        kept.unlink()
 
 
 def make_cgroup(cgroup: str) -> None:

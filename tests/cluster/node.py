@@ -17,6 +17,7 @@ network namespace is the machine's: each node is a bridge with an address, and i
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import http
 import ipaddress
@@ -24,7 +25,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +36,26 @@ from tests.cluster.host import (
     end_processes,
     make_bridge,
     make_cgroup,
+    raise_inotify_limit,
     remove_cgroup,
     remove_link,
 )
 from tests.cluster.node_files import (
+    VOLATILE,
     NodeLayout,
     containerd_command,
     kubelet_command,
     mount_command,
+    write_boot_id,
     write_node_files,
 )
-from tests.cluster.process import Daemon, poll_until
-from tests.cluster.run import REPOSITORY, Run
+from tests.cluster.process import Daemon
+from tests.cluster.run import REPOSITORY, Run, inotify_note, machine_lock
 
 # In the environment of every process of a node beside the run's, with the node's directory as its value.
 NODE_VARIABLE = "GPUPOLICY_TEST_NODE"
 _PARALLEL_STARTS = 4
+_NODE_GROUPS = ("system:nodes",)
 START_TIMEOUT_SECONDS = 90.0
 _NAMESPACE = "k8s.io"  # containerd's, for everything that the kubelet asks for
 
@@ -112,7 +117,12 @@ class Node:
     @property
     def address(self) -> str:
         """The node's InternalIP."""
-        return str(self._network[1])
+        return self._layout.address
+
+    @property
+    def boot_id_file(self) -> Path:
+        """The node's own boot id, which its kubelet reports; a machine's has one at each start."""
+        return self._layout.boot_id_file
 
     @property
     def kubelet(self) -> Daemon:
@@ -139,14 +149,12 @@ class Node:
         After a restart the kubelet needs another moment to know the pods that are there.
 
         Raises:
-            RuntimeError: with the end of the log when kubelet or containerd has ended.
-            TimeoutError: naming the kubelet's log.
+            RuntimeError, TimeoutError: with the end of the log of what did not do its part.
         """
-        rest = self._control_plane.rest(self._control_plane.admin_kubeconfig)
+        rest = self._control_plane.admin
 
         def ready() -> bool:
             self.containerd.require_alive()
-            self.kubelet.require_alive()
             status, node = rest.call("GET", f"/api/v1/nodes/{self.name}")
             conditions = node["status"].get("conditions", ()) if status == http.HTTPStatus.OK else ()
             if not any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions):
@@ -154,9 +162,7 @@ class Node:
             # The condition may be that of the kubelet before this one.
             return rest.call("GET", f"/api/v1/nodes/{self.name}/proxy/healthz").status == http.HTTPStatus.OK
 
-        poll_until(
-            ready, timeout_seconds=timeout_seconds, what=f"node {self.name} Ready; see {self.kubelet.log}"
-        )
+        self.kubelet.wait_until(ready, f"node {self.name} Ready", timeout_seconds=timeout_seconds)
 
     def load_images(self, archive: Path) -> None:
         """Import an archive of `image.write_archive` into the node's containerd."""
@@ -179,14 +185,25 @@ class Node:
         namespace = f"/proc/{self._mounts.pid}/ns/mnt"
         return ["nsenter", f"--mount={namespace}", "--", *(str(argument) for argument in command)]
 
+    def power_off(self) -> None:
+        """End kubelet, containerd and every container at once; the Node object and the disk stay."""
+        end_processes(f"{NODE_VARIABLE}={self.directory}", self._layout.cgroup)
+
+    def power_on(self) -> None:
+        """Boot after a `power_off`: what lives in memory (``/run``) is empty and the boot id is another."""
+        for folder in VOLATILE:
+            shutil.rmtree(self.directory / folder)
+            (self.directory / folder).mkdir()
+        self._boot()
+
     def stop(self) -> None:
         """Take the node away as a power cut would, delete its Node object, and forget it."""
-        rest = self._control_plane.rest(self._control_plane.admin_kubeconfig)
-        bridge, cgroup = self._settings["bridge"], f"{self._run.cgroup}/{self.name}"
-        end_processes(f"{NODE_VARIABLE}={self.directory}", cgroup)
-        rest.call("DELETE", f"/api/v1/nodes/{self.name}")
-        remove_link(bridge)
-        remove_cgroup(cgroup)
+        layout = self._layout
+        self.power_off()
+        with contextlib.suppress(OSError):  # the API server may be away; it is the machine that must be clean
+            self._control_plane.admin.call("DELETE", f"/api/v1/nodes/{self.name}")
+        remove_link(layout.bridge)
+        remove_cgroup(layout.cgroup)
         for daemon in (self.kubelet, self.containerd, self._mounts):
             self._run.forget_daemon(daemon.name)
         self._run.store_part(_part(self.name), None)
@@ -205,53 +222,67 @@ class Node:
         return settings
 
     @property
-    def _network(self) -> ipaddress.IPv4Network:
-        return ipaddress.IPv4Network(self._settings["network"])
+    def _layout(self) -> NodeLayout:
+        settings = self._settings
+        return NodeLayout(
+            name=self.name,
+            directory=self.directory,
+            data=self._run.data_directory / self.name,
+            programs=self._control_plane.programs,
+            network=ipaddress.IPv4Network(settings["network"]),
+            bridge=settings["bridge"],
+            cgroup=f"{self._run.cgroup}/{self.name}",
+        )
 
     def _start(self, options: NodeOptions, number: int, images: Path) -> None:
-        layout = self._lay_out(number)
+        if self.directory.exists():
+            raise ValueError(f"the cluster already has a node {self.name} (or a file of that name)")
+        self.directory.mkdir(mode=0o755)
+        network, bridge = self._run.reserve_network(), f"{self._run.link_prefix}{number}"
+        settings = {"network": str(network), "bridge": bridge, "labels": dict(options.labels)}
+        self._run.store_part(_part(self.name), settings)
+        layout = self._layout
         make_cgroup(layout.cgroup)
-        make_bridge(layout.bridge, f"{layout.address}/{layout.network.prefixlen}")
+        make_bridge(bridge, f"{layout.address}/{network.prefixlen}")
         authority = self._control_plane.authority
-        identity, groups = f"system:node:{self.name}", ("system:nodes",)
         write_node_files(
             layout,
-            authority.issue(f"kubelet-{self.name}", identity, groups, addresses=[layout.address]),
+            authority.issue(f"kubelet-{self.name}", self._identity, _NODE_GROUPS, addresses=[layout.address]),
             authority.files.certificate,
             image.PAUSE,
             taints=options.taints,
             kubelet_configuration=options.kubelet_configuration,
         )
-        path = f"{layout.programs}:{os.environ.get('PATH', '/usr/sbin:/usr/bin:/sbin:/bin')}"
-        environment = {NODE_VARIABLE: str(self.directory), "PATH": path}
-        self._run.daemon(self._mounts.name, mount_command(layout), environment=environment).start()
-        self._wait_for(layout.ready_file.exists, self._mounts)
-        containerd = self.inside(containerd_command(layout))
-        self._run.daemon(self.containerd.name, containerd, environment=environment).start()
-        self._wait_for(self._containerd_answers, self.containerd)
-        self.load_images(images)
-        kubeconfig = self._control_plane.kubeconfig(identity, groups)
-        kubelet = self.inside(kubelet_command(layout, kubeconfig, options.labels))
-        self._run.daemon(self.kubelet.name, kubelet, environment=environment).start()
+        self._boot(images)
+
+    def _boot(self, images: Path | None = None) -> None:
+        layout = self._layout
+        write_boot_id(layout)
+        layout.ready_file.unlink(missing_ok=True)
+        self._start_daemon(self._mounts, mount_command(layout))
+        self._mounts.wait_until(
+            layout.ready_file.exists, f"the mounts of {self.name}", timeout_seconds=START_TIMEOUT_SECONDS
+        )
+        self._start_daemon(self.containerd, self.inside(containerd_command(layout)))
+        self.containerd.wait_until(
+            self._containerd_answers, f"containerd of {self.name}", timeout_seconds=START_TIMEOUT_SECONDS
+        )
+        if images is not None:
+            self.load_images(images)
+        kubeconfig = self._control_plane.kubeconfig(self._identity, _NODE_GROUPS)
+        command = kubelet_command(layout, kubeconfig, self._settings["labels"])
+        self._start_daemon(self.kubelet, self.inside(command))
         self.wait_ready()
 
-    def _lay_out(self, number: int) -> NodeLayout:
-        """Record, before anything is made, what the node will have of the machine's."""
-        if self.directory.exists():
-            raise ValueError(f"the cluster already has a node {self.name} (or a file of that name)")
-        run = self._run
-        layout = NodeLayout(
-            name=self.name,
-            directory=self.directory,
-            data=run.data_directory / self.name,
-            programs=self._control_plane.programs,
-            network=run.reserve_network(),
-            bridge=f"{run.link_prefix}{number}",
-            cgroup=f"{run.cgroup}/{self.name}",
-        )
-        run.store_part(_part(self.name), {"network": str(layout.network), "bridge": layout.bridge})
-        layout.directory.mkdir(mode=0o755)
-        return layout
+    def _start_daemon(self, daemon: Daemon, command: Sequence[str]) -> None:
+        programs = self._control_plane.programs
+        path = f"{programs}:{os.environ.get('PATH', '/usr/sbin:/usr/bin:/sbin:/bin')}"
+        environment = {NODE_VARIABLE: str(self.directory), "PATH": path}
+        self._run.daemon(daemon.name, command, environment=environment, replace=True).start()
+
+    @property
+    def _identity(self) -> str:
+        return f"system:node:{self.name}"
 
     def _containerd_answers(self) -> bool:
         try:
@@ -259,13 +290,6 @@ class Node:
         except RuntimeError:
             return False
         return True
-
-    def _wait_for(self, condition: Callable[[], bool], daemon: Daemon) -> None:
-        def held() -> bool:
-            daemon.require_alive()
-            return condition()
-
-        poll_until(held, timeout_seconds=START_TIMEOUT_SECONDS, what=f"{daemon.name}; see {daemon.log}")
 
 
 def start_nodes(control_plane: ControlPlane, options: Sequence[NodeOptions]) -> list[Node]:
@@ -283,6 +307,8 @@ def start_nodes(control_plane: ControlPlane, options: Sequence[NodeOptions]) -> 
     if not images.exists():
         image.write_archive(images, image.basic_images())
         _announce_api_server(control_plane)
+        with machine_lock():
+            raise_inotify_limit(inotify_note())
     with run.edit() as state:
         first = state["node_count"]
         state["node_count"] += len(options)

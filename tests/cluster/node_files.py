@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 import json
 import shlex
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ MOUNTS = {
     "pod-logs": "/var/log/pods",
     "container-logs": "/var/log/containers",
 }
+# What is empty after a boot.
+VOLATILE = ("cdi", "containerd-run")
 # What the kubelet would set for the whole machine, and the values it wants: it finds them here instead.
 _KERNEL_SETTINGS = {
     "vm/overcommit_memory": 1,
@@ -31,6 +34,7 @@ _KERNEL_SETTINGS = {
     "kernel/keys/root_maxkeys": 1_000_000,
     "kernel/keys/root_maxbytes": 25_000_000,
 }
+_BOOT_ID = "kernel/random/boot_id"
 # They would make folders or sockets of the machine's, or probe what a node here never has.
 _UNUSED_PLUGINS = (
     "io.containerd.internal.v1.opt",
@@ -60,6 +64,11 @@ class NodeLayout:
     @property
     def address(self) -> str:
         return str(self.network[1])
+
+    @property
+    def boot_id_file(self) -> Path:
+        """Stands in the place of /proc/sys/kernel/random/boot_id for kubelet and containerd."""
+        return self.directory / "kernel" / _BOOT_ID.replace("/", ".")
 
     @property
     def ready_file(self) -> Path:
@@ -93,13 +102,18 @@ def write_node_files(
         (layout.directory / name).write_text(text, encoding="utf-8")
 
 
+def write_boot_id(layout: NodeLayout) -> None:
+    """Give the node the boot id of a machine that has just started."""
+    layout.boot_id_file.write_text(f"{uuid.uuid4()}\n", encoding="ascii")
+
+
 def mount_command(layout: NodeLayout) -> list[str]:
     """The command that makes the node's mount namespace and holds it open."""
     quote = shlex.quote
     lines = []
     for folder, target in MOUNTS.items():
         lines += [f"mkdir -p {target}", f"mount --bind {quote(str(layout.directory / folder))} {target}"]
-    for name in _KERNEL_SETTINGS:
+    for name in (*_KERNEL_SETTINGS, _BOOT_ID):
         file = layout.directory / "kernel" / name.replace("/", ".")
         lines.append(f"test ! -e /proc/sys/{name} || mount --bind {quote(str(file))} /proc/sys/{name}")
     # Containers may ask for mount propagation; it ends at this namespace.

@@ -235,6 +235,23 @@ class Daemon:
             return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
         return ""
 
+    def wait_until(self, condition: Callable[[], bool], what: str, *, timeout_seconds: float) -> None:
+        """Wait until `condition` holds, which this process is to bring about.
+
+        Raises:
+            RuntimeError: with the end of the log, as soon as the process has ended.
+            TimeoutError: naming `what`, with the end of the log.
+        """
+
+        def holds() -> bool:
+            self.require_alive()
+            return condition()
+
+        try:
+            poll_until(holds, timeout_seconds=timeout_seconds, what=what)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; the end of {self.log}:\n{self.log_tail()}") from None
+
     def require_alive(self) -> None:
         """Raise with the end of the log when the process has ended."""
         if not self.alive:

@@ -38,7 +38,7 @@ class ApiError(Exception):
 
 
 class RestClient:
-    """Requests to one API server as one identity. Not for use by several threads at once."""
+    """Requests to one API server as one identity, each on a connection of its own: any thread may make one."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = json.loads(kubeconfig.read_text(encoding="utf-8"))

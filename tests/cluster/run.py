@@ -33,6 +33,9 @@ from tests.cluster.process import Daemon, ProcessIdentity, boot_id
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATE_VERSION = 1
+# flock is per open file: within one process, threads need a lock of their own and nesting needs a note.
+_PROCESS_LOCK = threading.RLock()
+_HELD = threading.local()
 _RUN_NAME = re.compile(r"[0-9a-f]{6}")
 # In the environment of every process of a run, with the run's directory as its value.
 RUN_VARIABLE = "GPUPOLICY_TEST_RUN"
@@ -53,6 +56,11 @@ def runs_directory() -> Path:
     return Path("/run/gpt") if os.geteuid() == 0 else Path(f"/tmp/gpt-{os.geteuid()}")
 
 
+def inotify_note() -> Path:
+    """Where the machine's own limit of inotify instances is kept while runs have raised it."""
+    return runs_directory() / ".inotify-limit"
+
+
 def all_runs() -> list[Run]:
     """Every run that has left a directory, alive or dead, oldest name first."""
     directory = runs_directory()
@@ -63,12 +71,20 @@ def all_runs() -> list[Run]:
 
 @contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
-    """Serialise what must be unique on the machine: new runs, ports, subnets, cleaning."""
+    """Serialise what must be unique on the machine: new runs, ports, subnets, cleaning. Re-entrant."""
     directory = runs_directory()
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with (directory / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    with _PROCESS_LOCK:
+        if getattr(_HELD, "by_this_thread", False):
+            yield
+            return
+        with (directory / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _HELD.by_this_thread = True
+            try:
+                yield
+            finally:
+                _HELD.by_this_thread = False
 
 
 class Run:
@@ -76,7 +92,6 @@ class Run:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # flock is per open file: threads of one process need a lock of their own.
         self._lock = threading.RLock()
 
     @classmethod
@@ -186,10 +201,14 @@ class Run:
         *,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        replace: bool = False,
     ) -> Daemon:
-        """Record a background process under a name unique in the run; the caller starts it."""
+        """Record a background process under a name unique in the run; the caller starts it.
+
+        With `replace`, a process of that name, which must have ended, gets the new command.
+        """
         with self.edit() as state:
-            if name in state["daemons"]:
+            if name in state["daemons"] and not (replace and not Daemon(self, name).alive):
                 raise ValueError(f"the run already has a process called {name}")
             state["daemons"][name] = {
                 "command": [str(argument) for argument in command],

@@ -164,3 +164,23 @@ def test_a_paused_api_server_answers_again_once_resumed(cluster: Cluster) -> Non
     cluster.control_plane.wait_ready()
 
     assert "default" in cluster.kubectl("get", "namespaces")
+
+
+def test_writes_are_counted_by_who_made_them(cluster: Cluster, namespace: str) -> None:
+    alice = cluster.control_plane.rest(cluster.kubeconfig("alice", groups=("system:masters",)))
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    before = cluster.control_plane.audit_position()
+
+    alice.get(path)
+    assert cluster.control_plane.writes(user="alice", after=before) == []
+
+    alice.create(path, {"metadata": {"name": "one"}})
+    alice.call("POST", path, {"metadata": {"name": "one"}})
+    cluster.control_plane.admin.create(path, {"metadata": {"name": "two"}})
+
+    events = cluster.control_plane.writes(user="alice", after=before)
+    assert [(event["verb"], event["responseStatus"]["code"]) for event in events] == [
+        ("create", 201),
+        ("create", 409),
+    ]
+    assert events[0]["objectRef"]["name"] == "one"

@@ -156,6 +156,33 @@ def test_pods_outlive_a_kubelet_that_is_killed_or_restarted(
     assert status["containerStatuses"][0]["restartCount"] == 0
 
 
+def test_a_node_that_lost_power_boots_with_its_disk_and_runs_its_pods_again(
+    cluster: Cluster, namespace: str, make_node: Callable[..., Node]
+) -> None:
+    node = make_node()
+    pod = run_pod(cluster, namespace, node, "sleep 1000", restartPolicy="Always")
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
+    node_path = f"/api/v1/nodes/{node.name}"
+    boot_id = cluster.control_plane.admin.get(node_path)["status"]["nodeInfo"]["bootID"]
+    assert boot_id == node.boot_id_file.read_text().strip()
+    (node.cdi_dir / "in-memory").touch()
+    (node.plugins_dir / "on-disk").touch()
+
+    node.power_off()
+    assert not node.kubelet.alive
+    assert not node.containerd.alive
+    node.power_on()
+
+    def again() -> bool:
+        statuses = cluster.control_plane.admin.get(path)["status"]["containerStatuses"]
+        return bool(statuses[0]["restartCount"] == 1 and statuses[0]["ready"])
+
+    poll_until(again, timeout_seconds=60, what="the pod's second container")
+    assert cluster.control_plane.admin.get(node_path)["status"]["nodeInfo"]["bootID"] != boot_id
+    assert not list(node.cdi_dir.iterdir())
+    assert (node.plugins_dir / "on-disk").exists()
+
+
 def test_an_image_is_made_from_files(cluster: Cluster, namespace: str, node: Node, tmp_path: Path) -> None:
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "run").write_text(
