@@ -11,7 +11,7 @@ from typing import Any, Final
 from gpupolicy.adapters.kube import wire
 
 _LIST_KEYS: Final = (("name",), ("driver", "device", "pool", "shareID"), ("type",), ("key",), ("uid",))
-"""Fields by which the API identifies the elements of its lists, most specific last resort first."""
+"""Fields by which the API tells the elements of its lists apart; the first that do so for a given list are taken."""
 
 _IDENTITY: Final = frozenset({"apiVersion", "kind"})
 _UNOWNED_METADATA: Final = frozenset({"name", "namespace", "uid", "resourceVersion", "generateName"})
@@ -39,6 +39,7 @@ def is_applied(desired: wire.Object, live: wire.Object, field_manager: str, subr
         field_manager: in whose name it would be applied.
         subresource: `status` if it would be applied there.
     """
+    desired = _without_nulls(desired)
     owned = _owned(live, field_manager, subresource)
     return (
         owned is not None
@@ -64,6 +65,9 @@ def _dropped(sent: Any, returned: Any, path: str) -> Iterator[str]:
                 yield f"{path}[{index}]"
             else:
                 yield from _dropped(value, match, f"{path}[{index}]")
+    elif isinstance(sent, (Mapping, list)) and sent:
+        # A whole structure came back as null or as something else.
+        yield path
 
 
 def _join(path: str, key: str) -> str:
@@ -99,7 +103,10 @@ def _contains(live: Any, desired: Any) -> bool:
     if isinstance(desired, Mapping):
         if not isinstance(live, Mapping):
             return False
-        return all(key in live and _contains(live[key], value) for key, value in desired.items())
+        # The server leaves empty values out; that the field is ours is checked by its owner.
+        return all(
+            _contains(live[key], value) if key in live else value in ("", [], {}) for key, value in desired.items()
+        )
     if isinstance(desired, list):
         if not isinstance(live, list):
             return False
@@ -110,6 +117,15 @@ def _contains(live: Any, desired: Any) -> bool:
         return all(match is not None and _contains(match, value) for value, match in pairs)
     # True equals 1 in Python and not in JSON.
     return bool(live == desired) and isinstance(live, bool) == isinstance(desired, bool)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return the value without keys that are None, which an apply treats as not there."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value
 
 
 def _owned(live: wire.Object, field_manager: str, subresource: str) -> Mapping[str, Any] | None:

@@ -152,6 +152,11 @@ class Kubeconfig:
         lazyimport.install()
         from kubernetes_asyncio.config.kube_config import load_kube_config
 
+        # KUBECONFIG may name several files, of which some may be missing.
+        contents = [path for path in map(Path, self._path.split(os.pathsep)) if path.is_file()]
+        if not any(path.stat().st_size for path in contents):
+            what = "is empty" if contents else "does not exist"
+            raise errors.ConfigurationError(f"kubeconfig {self._path} {what}: name another file or set KUBECONFIG")
         settings = _Settings()
         try:
             loader = await load_kube_config(

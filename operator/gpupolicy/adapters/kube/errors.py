@@ -153,17 +153,21 @@ def from_status(code: int, status: Mapping[str, Any], *, retry_after: str | None
         code = _integer(status.get("code")) or int(HTTPStatus.INTERNAL_SERVER_ERROR)
     details = status.get("details")
     details = details if isinstance(details, Mapping) else {}
-    reason = str(status.get("reason") or f"HTTP{code}")
+    reason = str(status.get("reason") or "")
     message = str(status.get("message") or f"the API server answered {code}")
     if code == HTTPStatus.TOO_MANY_REQUESTS:
         seconds = _seconds(retry_after) or _seconds(details.get("retryAfterSeconds")) or 1.0
-        return TooManyRequests(code, reason, message, details, retry_after_seconds=seconds)
+        return TooManyRequests(
+            code, reason or "TooManyRequests", message, details, retry_after_seconds=seconds
+        )
     kind = _BY_REASON.get(reason) or _BY_STATUS.get(code)
     if kind is None and any(sign in message for sign in _CONTENT_SIGNS):
         kind = Invalid
     if kind is None and code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         kind = Unavailable
-    return (kind or ApiError)(code, reason, message, details)
+    if kind is None:
+        return ApiError(code, reason or f"HTTP{code}", message, details)
+    return kind(code, reason or kind.__name__, message, details)
 
 
 def from_body(code: int, body: bytes, *, retry_after: str | None = None) -> ApiError:

@@ -17,7 +17,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -86,11 +86,25 @@ class Transport:
     """Sends requests to one API server."""
 
     def __init__(
-        self, source: credentials.Source, *, user_agent: str = "gpupolicy", observer: Observer | None = None
+        self,
+        source: credentials.Source,
+        *,
+        user_agent: str = "gpupolicy",
+        observer: Observer | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """Prepare a sender; nothing is read or opened before the first request.
+
+        Args:
+            source: where the credentials come from.
+            user_agent: how we call ourselves in the server's audit log.
+            observer: called after every attempt.
+            sleep: waits between attempts.
+        """
         self._keeper = credentials.Keeper(source)
         self._user_agent = user_agent
         self._observer = observer
+        self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
         self._known: Credentials | None = None
         self._made_with: tuple[Any, ...] = ()
@@ -133,7 +147,7 @@ class Transport:
                 if wait is None or attempt == attempts or time.monotonic() + wait >= deadline:
                     raise
                 logger.debug("%s %s: %s; again in %.1f s", request.method, request.path, error, wait)
-            await asyncio.sleep(wait)
+            await self._sleep(wait)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def lines(self, request: Request, *, inactivity_seconds: float) -> AsyncIterator[bytes]:
