@@ -119,6 +119,7 @@ class Kube:
         field_selector: str | None = None,
         transform: wire.Transform | None = None,
         page_size: int = PAGE_SIZE,
+        first_page_only: bool = False,
         timeout_seconds: float = LIST_TIMEOUT_SECONDS,
         attempts: int = transport.ATTEMPTS,
     ) -> wire.ObjectList:
@@ -133,6 +134,7 @@ class Kube:
             field_selector: a Kubernetes field selector.
             transform: applied to each object as it arrives, so that a large list is never held whole.
             page_size: objects per request.
+            first_page_only: stop after one page, for a look whether there is anything, or at the version.
             timeout_seconds: for each page.
             attempts: attempts for each page.
         """
@@ -150,7 +152,7 @@ class Kube:
                     )
                     items.extend(wire.items(page, resource, transform))
                     metadata = page.get("metadata", {})
-                    if not metadata.get("continue"):
+                    if first_page_only or not metadata.get("continue"):
                         return wire.ObjectList(items, str(metadata.get("resourceVersion", "")))
                     page_query["continue"] = metadata["continue"]
             except errors.Gone:

@@ -13,8 +13,25 @@ from gpupolicy.adapters.kube import wire
 _LIST_KEYS: Final = (("name",), ("driver", "device", "pool", "shareID"), ("type",), ("key",), ("uid",))
 """Fields by which the API tells the elements of its lists apart; the first that do so for a given list are taken."""
 
-_IDENTITY: Final = frozenset({"apiVersion", "kind"})
-_UNOWNED_METADATA: Final = frozenset({"name", "namespace", "uid", "resourceVersion", "generateName"})
+_IDENTITY: Final = frozenset(
+    {"apiVersion", "kind", "name", "namespace", "uid", "resourceVersion", "generateName"}
+)
+"""Fields that tell which object it is, at the top and in its metadata: nobody owns them."""
+
+_EMPTY: Final[tuple[Any, ...]] = ("", [], {})
+"""Values that servers leave out of an object."""
+
+_ANY: Final = object()
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "allocationMode": "ExactCount",
+    "count": 1,
+    "matchPolicy": "Equivalent",
+    "namespaceSelector": {},
+    "objectSelector": {},
+    "scope": "*",
+    "timeAdded": _ANY,
+}
+"""What servers add inside atomic lists of the objects that we apply: requests of claims, taints, rules of admission."""
 
 
 def dropped_fields(sent: wire.Object, returned: wire.Object) -> list[str]:
@@ -30,8 +47,10 @@ def dropped_fields(sent: wire.Object, returned: wire.Object) -> list[str]:
 def is_applied(desired: wire.Object, live: wire.Object, field_manager: str, subresource: str = "") -> bool:
     """Return whether server-side apply of `desired` would change nothing.
 
-    That is so when all its values are there, the field manager owns all of its fields, and owns no other.
-    The answer may be False where nothing would change (another notation of a quantity), never the reverse.
+    That is so when all its values are there, and the field manager owns its fields and no others. Inside what is
+    owned as a whole (atomic lists and maps) a further field of the live object is either a default of the server
+    or one that we applied before and dropped since, so only the defaults in `_DEFAULTS` are passed over.
+    The answer may be False where nothing would change (a quantity in another notation), never the reverse.
 
     Args:
         desired: what would be applied.
@@ -39,14 +58,8 @@ def is_applied(desired: wire.Object, live: wire.Object, field_manager: str, subr
         field_manager: in whose name it would be applied.
         subresource: `status` if it would be applied there.
     """
-    desired = _without_nulls(desired)
     owned = _owned(live, field_manager, subresource)
-    return (
-        owned is not None
-        and _contains(live, desired)
-        and _owns(owned, desired, top=True)
-        and _needs(owned, desired)
-    )
+    return bool(owned) and _settled(owned, _ownable(desired), live)
 
 
 def _dropped(sent: Any, returned: Any, path: str) -> Iterator[str]:
@@ -98,25 +111,12 @@ def _element(value: Any, index: int, returned: Sequence[Any], keys: tuple[str, .
     return returned[index] if index < len(returned) else None
 
 
-def _contains(live: Any, desired: Any) -> bool:
-    """Return whether every value of `desired` is in `live`; lists must have the same length or hold the elements."""
-    if isinstance(desired, Mapping):
-        if not isinstance(live, Mapping):
-            return False
-        # The server leaves empty values out; that the field is ours is checked by its owner.
-        return all(
-            _contains(live[key], value) if key in live else value in ("", [], {}) for key, value in desired.items()
-        )
-    if isinstance(desired, list):
-        if not isinstance(live, list):
-            return False
-        keys = _keys(desired)
-        if not keys and len(live) != len(desired):
-            return False
-        pairs = [(value, _element(value, index, live, keys)) for index, value in enumerate(desired)]
-        return all(match is not None and _contains(match, value) for value, match in pairs)
-    # True equals 1 in Python and not in JSON.
-    return bool(live == desired) and isinstance(live, bool) == isinstance(desired, bool)
+def _ownable(desired: wire.Object) -> wire.Object:
+    """Return what an apply makes us the owner of: all but the identity, and no nulls, which count as absent."""
+    metadata = {k: v for k, v in desired.get("metadata", {}).items() if k not in _IDENTITY}
+    body = {k: v for k, v in desired.items() if k not in _IDENTITY and k != "metadata"}
+    found: wire.Object = _without_nulls(body | ({"metadata": metadata} if metadata else {}))
+    return found
 
 
 def _without_nulls(value: Any) -> Any:
@@ -137,47 +137,47 @@ def _owned(live: wire.Object, field_manager: str, subresource: str) -> Mapping[s
     return None
 
 
-def _owns(owned: Mapping[str, Any], desired: Any, *, top: bool = False, metadata: bool = False) -> bool:
-    """Return whether the set of owned fields covers every field of `desired`."""
-    children = [key for key in owned if key != "."]
+def _settled(owned: Any, desired: Any, live: Any) -> bool:
+    """Return whether `desired` is what we own and what is there."""
+    children = [key for key in owned if key != "."] if isinstance(owned, Mapping) else []
     if not children:
-        # An atomic list or map, or a scalar, is owned as a whole.
-        return not top
-    if isinstance(desired, Mapping):
-        for key, value in desired.items():
-            if (top and key in _IDENTITY) or (metadata and key in _UNOWNED_METADATA):
-                continue
-            inner = owned.get(f"f:{key}")
-            if inner is None:
-                if top and key == "metadata" and set(value) <= _UNOWNED_METADATA:
-                    continue
-                return False
-            if not _owns(inner, value, metadata=top and key == "metadata"):
-                return False
-        return True
-    if isinstance(desired, list):
-        return all(any(_is_element(key, element) for key in children) for element in desired) and all(
-            _owns(owned[key], element) for element in desired for key in children if _is_element(key, element)
+        return _same(desired, live)
+    if isinstance(desired, Mapping) and isinstance(live, Mapping):
+        if {f"f:{key}" for key in desired} != set(children):
+            return False
+        return all(
+            _settled(owned[f"f:{key}"], value, live[key]) if key in live else value in _EMPTY
+            for key, value in desired.items()
+        )
+    if isinstance(desired, list) and isinstance(live, list) and len(desired) == len(children):
+        return all(
+            any(_settled_element(owned, child, value, live) for child in children) for value in desired
         )
     return False
 
 
-def _needs(owned: Mapping[str, Any], desired: Any) -> bool:
-    """Return whether every owned field is one of `desired`; one that is not would be removed by an apply."""
-    for key, inner in owned.items():
-        kind, _, rest = key.partition(":")
-        if kind == "f":
-            if not isinstance(desired, Mapping) or rest not in desired or not _needs(inner, desired[rest]):
-                return False
-        elif kind in {"k", "v"}:
-            matches = (
-                [element for element in desired if _is_element(key, element)]
-                if isinstance(desired, list)
-                else []
-            )
-            if not matches or not _needs(inner, matches[0]):
-                return False
-    return True
+def _settled_element(owned: Mapping[str, Any], child: str, value: Any, live: Sequence[Any]) -> bool:
+    """Return whether an element of a desired list is the owned one and stands in the live list."""
+    if not _is_element(child, value):
+        return False
+    return any(_is_element(child, element) and _settled(owned[child], value, element) for element in live)
+
+
+def _same(desired: Any, live: Any) -> bool:
+    """Return whether two values are equal but for defaults that the server added."""
+    if isinstance(desired, Mapping) and isinstance(live, Mapping):
+        absent_only = all(
+            _same(value, live[key]) if key in live else value in _EMPTY for key, value in desired.items()
+        )
+        return absent_only and all(_is_default(key, live[key]) for key in live if key not in desired)
+    if isinstance(desired, list) and isinstance(live, list):
+        return len(desired) == len(live) and all(map(_same, desired, live))
+    # True equals 1 in Python and not in JSON.
+    return bool(live == desired) and isinstance(live, bool) == isinstance(desired, bool)
+
+
+def _is_default(key: str, value: Any) -> bool:
+    return key in _DEFAULTS and _DEFAULTS[key] in (_ANY, value)
 
 
 def _is_element(key: str, element: Any) -> bool:

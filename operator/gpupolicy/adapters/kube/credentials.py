@@ -156,7 +156,9 @@ class Kubeconfig:
         contents = [path for path in map(Path, self._path.split(os.pathsep)) if path.is_file()]
         if not any(path.stat().st_size for path in contents):
             what = "is empty" if contents else "does not exist"
-            raise errors.ConfigurationError(f"kubeconfig {self._path} {what}: name another file or set KUBECONFIG")
+            raise errors.ConfigurationError(
+                f"kubeconfig {self._path} {what}: name another file or set KUBECONFIG"
+            )
         settings = _Settings()
         try:
             loader = await load_kube_config(

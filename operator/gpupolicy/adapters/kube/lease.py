@@ -48,6 +48,7 @@ class LeaderElection:
         duration_seconds: int = 15,
         renew_seconds: float = 10.0,
         margin_seconds: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], dt.datetime] = _now,
     ) -> None:
         """Prepare a candidate.
@@ -60,6 +61,7 @@ class LeaderElection:
             duration_seconds: how long a silent leader keeps the Lease.
             renew_seconds: how often the leader renews and a candidate looks.
             margin_seconds: how long before the end a leader that cannot renew stops leading.
+            clock: seconds that never go back; all decisions are made by it.
             wall_clock: what the Lease shows to people.
 
         Raises:
@@ -77,6 +79,7 @@ class LeaderElection:
         self._duration_seconds = duration_seconds
         self._renew_seconds = renew_seconds
         self._margin_seconds = margin_seconds
+        self._clock = clock
         self._wall_clock = wall_clock
         self._lease: wire.Object | None = None
         self._held_since: float | None = None
@@ -110,6 +113,8 @@ class LeaderElection:
         try:
             await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
+                # It is told before it is cancelled, so that its last steps do not take it for the leader.
+                self._held_since = None
                 return False
             work.result()
             return True
@@ -141,7 +146,7 @@ class LeaderElection:
             lease = None
         if lease is not None and (left := self._foreign_seconds(lease)) > 0:
             return min(left, self._renew_seconds * backoff.between(0.9, 1.1))
-        started = time.monotonic()
+        started = self._clock()
         try:
             self._lease = await (self._create() if lease is None else self._write(lease, taking=True))
         except errors.Conflict:
@@ -156,10 +161,10 @@ class LeaderElection:
             return 0.0
         version = str(lease["metadata"]["resourceVersion"])
         if version != self._seen[0]:
-            self._seen = (version, time.monotonic())
+            self._seen = (version, self._clock())
         duration = spec.get("leaseDurationSeconds") or self._duration_seconds
         # A tenth of a second more, because the wait ends a little early or late.
-        return max(0.0, self._seen[1] + duration + 0.1 - time.monotonic())
+        return max(0.0, self._seen[1] + duration + 0.1 - self._clock())
 
     async def _renew_while_possible(self) -> None:
         """Return when the Lease is lost or its time is over."""
@@ -168,7 +173,7 @@ class LeaderElection:
             await asyncio.sleep(min(wait, left))
             if (left := self._left_seconds()) <= 0 or self._lease is None:
                 return
-            started = time.monotonic()
+            started = self._clock()
             try:
                 # A connection that hangs must leave time for another attempt.
                 timeout_seconds = max(left / 2, _RETRY_SECONDS / 2)
@@ -200,7 +205,7 @@ class LeaderElection:
     def _left_seconds(self) -> float:
         if self._held_since is None:
             return 0.0
-        return self._held_since + self._duration_seconds - self._margin_seconds - time.monotonic()
+        return self._held_since + self._duration_seconds - self._margin_seconds - self._clock()
 
     async def _create(self) -> wire.Object:
         body = {

@@ -3,8 +3,12 @@
 Theory of operation.
 
     list (pages) ──> watch from the list's version ──> server ends it after 5 to 10 minutes ──> watch again
-      ^                 │ broken, silent, refused: wait (jitter, 30 s at most), watch again from the last version
-      └── 410, or a version that the server never had ──┘
+      ^                 │ broken, silent, refused: wait (jitter, 30 s at most), ask for the server's version
+      │                 │                          not older than ours: watch again from ours
+      └── 410, or older than ours ──┘
+
+A server whose version is older than ours was restored from a backup. It would accept our watch and stay silent
+until its versions have caught up with ours, so it is asked whenever a watch did not end in the ordinary way.
 
 The version is that of the last event or bookmark, so nothing is lost between two watches. A list after the first is
 compared with the copy: only what differs becomes an event, so callers see real changes however often the history
@@ -123,6 +127,7 @@ class Reflector:
         self._inactivity_seconds = inactivity_seconds
         self._entries: dict[Key, _Entry] = {}
         self._version: str | None = None
+        self._doubtful = True
         self._contact_at: float | None = None
         self._backoff = backoff.Backoff(_BACKOFF_FIRST_SECONDS, _BACKOFF_CAP_SECONDS)
         self._trouble: str | None = None
@@ -146,19 +151,42 @@ class Reflector:
         """List and watch until cancelled; errors of the API server are logged and outlived."""
         while True:
             try:
+                if self._version is not None and self._doubtful:
+                    await self._check_history(self._version)
                 if self._version is None:
                     await self._list()
+                self._doubtful = False
                 await self._watch()
             except errors.Gone as error:
                 logger.info("%s: the history is lost, listing again: %s", self._resource, error)
                 self._version = None
                 await self._pause(error)
             except errors.ApiError as error:
-                if _is_unknown_version(error):
-                    self._version = None
                 await self._pause(error)
 
+    async def _check_history(self, version: str) -> None:
+        """Forget our version if the server's history does not reach it."""
+        found = await self._kube.list(
+            self._resource,
+            self._namespace,
+            label_selector=self._label_selector,
+            field_selector=self._field_selector,
+            page_size=1,
+            first_page_only=True,
+            attempts=1,
+        )
+        current = found.resource_version
+        if not (current.isdecimal() and version.isdecimal()) or int(current) < int(version):
+            logger.warning(
+                "%s: the server is at version %s and we at %s, listing again",
+                self._resource,
+                current,
+                version,
+            )
+            self._version = None
+
     async def _pause(self, error: errors.ApiError) -> None:
+        self._doubtful = True
         if error.reason != self._trouble:
             self._trouble = error.reason
             logger.warning("%s: %s; trying again", self._resource, error)
@@ -290,8 +318,3 @@ class _Cache(Mapping[Key, wire.Object]):
 def _key(item: wire.Object) -> Key:
     metadata = item.get("metadata", {})
     return str(metadata.get("namespace") or ""), str(metadata.get("name", ""))
-
-
-def _is_unknown_version(error: errors.ApiError) -> bool:
-    """Return whether the server says that it never had our version: it was restored from an older backup."""
-    return any(cause.reason == "ResourceVersionTooLarge" for cause in error.causes)

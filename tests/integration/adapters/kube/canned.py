@@ -13,11 +13,15 @@ from gpupolicy.adapters import kube
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def status(code: int, reason: str = "", *, headers: dict[str, str] | None = None, message: str = "canned") -> Answer:
+def status(
+    code: int, reason: str = "", *, headers: dict[str, str] | None = None, message: str = "canned"
+) -> Answer:
     """Answer with a Status object."""
 
     async def answer(_request: web.Request) -> web.StreamResponse:
-        return web.json_response({"kind": "Status", "reason": reason, "message": message}, status=code, headers=headers)
+        return web.json_response(
+            {"kind": "Status", "reason": reason, "message": message}, status=code, headers=headers
+        )
 
     return answer
 
@@ -57,7 +61,9 @@ def cut_off(promised: int = 1000) -> Answer:
     """Promise more bytes than are sent."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Length": str(promised), "Content-Type": "application/json"})
+        response = web.StreamResponse(
+            headers={"Content-Length": str(promised), "Content-Type": "application/json"}
+        )
         await response.prepare(request)
         await response.write(b'{"kind": "Node", "meta')
         assert request.transport is not None
@@ -94,10 +100,11 @@ def event(type_: str, **metadata: object) -> bytes:
 
 @dataclass
 class Server:
-    """The answers to come, in order, and the requests that came; what comes after the last answer is a failure."""
+    """The answers to come, in order, and the requests that came; after the last answer comes `always`, or a 418."""
 
     url: str = ""
     answers: list[Answer] = field(default_factory=list)
+    always: Answer | None = None
     requests: list[web.Request] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
 
@@ -107,9 +114,10 @@ class Server:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request)
         self.bodies.append(await request.read())
-        if not self.answers:
+        answer = self.answers.pop(0) if self.answers else self.always
+        if answer is None:
             return web.json_response({"reason": "ScriptIsOver", "message": "unexpected request"}, status=418)
-        return await self.answers.pop(0)(request)
+        return await answer(request)
 
 
 @dataclass
@@ -156,5 +164,5 @@ async def running(reflector: kube.Reflector) -> AsyncIterator[None]:
 async def until(condition: Callable[[], bool], timeout_seconds: float = 30.0) -> None:
     """Wait until a condition holds; the limit is there to end a test that would never end."""
     async with asyncio.timeout(timeout_seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for is anything at all
             await asyncio.sleep(0.01)

@@ -35,5 +35,3 @@ async def client(server: Server, sleeps: Sleeps) -> AsyncIterator[kube.Kube]:
     """A client of the server that does not really wait between attempts."""
     async with kube.Kube(transport.Transport(Tokens(server.url), sleep=sleeps)) as made:
         yield made
-
-

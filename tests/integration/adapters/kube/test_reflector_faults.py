@@ -37,8 +37,11 @@ IDLE = stream(end="silent")
 
 
 def asked(server):
-    """Return what each request was for: `list`, or the version that it watches from."""
-    return ["list" if "watch" not in r.query else r.query["resourceVersion"] for r in server.requests]
+    """Return what each request was for: `list`, `look` (at the version), or the version that it watches from."""
+    lists = {"1": "look", "500": "list"}
+    return [
+        lists[r.query["limit"]] if "limit" in r.query else r.query["resourceVersion"] for r in server.requests
+    ]
 
 
 @pytest.fixture
@@ -63,7 +66,9 @@ BREAKS = {
     "not-an-event": (stream(changed("b", 7, "ADDED"), b'{"type": "ADDED"}\n', b"[]\n"), "7"),
     "not-an-object": (stream(changed("b", 7, "ADDED"), b'{"type": "ADDED", "object": 3}\n'), "7"),
     "server-error-inside": (
-        stream(changed("b", 7, "ADDED"), b'{"type":"ERROR","object":{"code":500,"reason":"InternalError"}}\n'),
+        stream(
+            changed("b", 7, "ADDED"), b'{"type":"ERROR","object":{"code":500,"reason":"InternalError"}}\n'
+        ),
         "7",
     ),
 }
@@ -71,33 +76,38 @@ BREAKS = {
 
 @pytest.mark.parametrize("how", BREAKS)
 async def test_a_watch_is_resumed_from_the_last_version(server, make, told, how):
+    """After an ordinary end at once, else after a look whether the server still is the one it was."""
     broken, version = BREAKS[how]
-    server.script(listed(5, node("a", 3)), broken, IDLE)
+    look = [] if how == "ended" else ["look"]
+    server.script(listed(5, node("a", 3)), broken, *[listed(9, node("a", 3)) for _ in look], IDLE)
     reflector = make()
     async with running(reflector):
-        await until(lambda: len(server.requests) == 3)
-    assert asked(server) == ["list", "5", version]
+        await until(lambda: len(server.requests) == 3 + len(look))
+    assert asked(server) == ["list", "5", *look, version]
     assert told == ["ADDED a", "ADDED b"]
 
 
 async def test_a_silent_stream_is_given_up(server, make, told):
     """A connection whose other side vanished without a word looks like a quiet one; only time tells."""
-    server.script(listed(5), stream(bookmark(6), end="silent"), stream(changed("b", 7, "ADDED"), end="silent"))
+    server.script(
+        listed(5),
+        stream(bookmark(6), end="silent"),
+        listed(6),
+        stream(changed("b", 7, "ADDED"), end="silent"),
+    )
     reflector = make(inactivity_seconds=0.3)
     async with running(reflector):
         await until(lambda: told == ["ADDED b"])
-    assert asked(server)[:3] == ["list", "5", "6"]
+    assert asked(server)[:4] == ["list", "5", "look", "6"]
 
 
 LOST = {
     "as-an-answer": status(410, "Expired"),
     "as-an-event": stream(b'{"type":"ERROR","object":{"code":410,"reason":"Expired"}}\n'),
-    "version-never-existed": canned.page(
-        '{"code":504,"reason":"Timeout","message":"Too large resource version",'
-        '"details":{"causes":[{"reason":"ResourceVersionTooLarge"}]}}',
-        504,
-    ),
+    "older-than-ours": stream(end="broken"),
+    "no-number": stream(end="broken"),
 }
+LOOKS = {"older-than-ours": [listed(4)], "no-number": [listed("abc")]}
 
 
 @pytest.mark.parametrize("how", LOST)
@@ -105,15 +115,22 @@ async def test_a_lost_history_is_listed_again_and_only_differences_are_told(serv
     server.script(
         listed(5, node("same", 1), node("changed", 2), node("gone", 3), node("reborn", 4, "first")),
         LOST[how],
+        *LOOKS.get(how, []),
         listed(20, node("same", 1), node("changed", 12), node("new", 13), node("reborn", 14, "second")),
         IDLE,
     )
     reflector = make()
     async with running(reflector):
-        await until(lambda: len(server.requests) == 4)
-    assert asked(server) == ["list", "5", "list", "20"]
+        await until(lambda: "20" in asked(server))
+    assert asked(server) == ["list", "5", *["look" for _ in LOOKS.get(how, [])], "list", "20"]
     assert told[:4] == ["ADDED same", "ADDED changed", "ADDED gone", "ADDED reborn"]
-    assert sorted(told[4:]) == ["ADDED new", "ADDED reborn", "DELETED gone", "DELETED reborn", "MODIFIED changed"]
+    assert sorted(told[4:]) == [
+        "ADDED new",
+        "ADDED reborn",
+        "DELETED gone",
+        "DELETED reborn",
+        "MODIFIED changed",
+    ]
     assert told.index("DELETED reborn") < told.index("ADDED reborn", 4)
     assert sorted(name for _, name in reflector.cache) == ["changed", "new", "reborn", "same"]
 
@@ -141,20 +158,28 @@ async def test_a_list_that_fails_is_tried_again(server, make, told, failure):
 
 @pytest.mark.parametrize("failure", [name for name in FAILURES if name != "not-json"])
 async def test_a_watch_that_fails_is_tried_again_from_the_same_version(server, make, failure):
-    server.script(listed(5), *[FAILURES[failure]] * 4, IDLE)
+    failures = iter([FAILURES[failure]] * 4)
+
+    async def answer(request):
+        chosen = next(failures, IDLE) if "watch" in request.query else listed(5)
+        return await chosen(request)
+
+    server.always = answer
     reflector = make()
     async with running(reflector):
-        await until(lambda: len(server.requests) == 6)
-    assert set(asked(server)[1:]) == {"5"}
+        await until(lambda: asked(server).count("5") == 5)
+    assert asked(server)[:2] == ["list", "5"]
+    assert "list" not in asked(server)[1:]
+    assert asked(server)[-2:] == ["look", "5"]
 
 
 async def test_a_watch_that_ends_at_once_is_not_repeated_in_a_loop(server, make, monkeypatch):
     pauses = []
     monkeypatch.setattr(backoff.Backoff, "next_seconds", lambda _self: pauses.append(1) or 0.001)
-    server.script(listed(5), *[stream()] * 5, IDLE)
+    server.script(listed(5), *[stream(), listed(5)] * 5, IDLE)
     reflector = make()
     async with running(reflector):
-        await until(lambda: len(server.requests) == 7)
+        await until(lambda: asked(server).count("5") == 6)
     assert len(pauses) == 5
 
 
@@ -179,7 +204,9 @@ async def test_pages_of_a_snapshot_that_expires_are_begun_again_and_then_read_at
 
 
 async def test_pages_are_joined(server, client):
-    server.script(listed(5, node("a", 1), more="x"), listed(5, node("b", 2), more="y"), listed(5, node("c", 3)))
+    server.script(
+        listed(5, node("a", 1), more="x"), listed(5, node("b", 2), more="y"), listed(5, node("c", 3))
+    )
     found = await client.list(kube.NODES)
     assert [(item["metadata"]["name"], item["kind"], item["apiVersion"]) for item in found.items] == [
         ("a", "Node", "v1"),
@@ -272,7 +299,10 @@ async def test_trouble_is_told_once_and_its_end_too(server, make, caplog):
 async def test_a_large_event_arrives_whole(server, make, told):
     large = event("ADDED", name="large", uid="u", resourceVersion="6", annotations={"a": "x" * 3_000_000})
     server.script(
-        listed(5), stream(*[large[i : i + 100_000] for i in range(0, len(large), 100_000)], changed("b", 7), end="silent")
+        listed(5),
+        stream(
+            *[large[i : i + 100_000] for i in range(0, len(large), 100_000)], changed("b", 7), end="silent"
+        ),
     )
     reflector = make()
     async with running(reflector):
@@ -282,16 +312,18 @@ async def test_a_large_event_arrives_whole(server, make, told):
 
 async def test_an_endless_line_is_given_up(server, make, monkeypatch):
     monkeypatch.setattr(transport, "LINE_LIMIT_BYTES", 1000)
-    server.script(listed(5), stream(*[b"x" * 600] * 3, end="silent"), IDLE)
+    server.script(listed(5), stream(*[b"x" * 600] * 3, end="silent"), listed(5), IDLE)
     reflector = make()
     async with running(reflector):
-        await until(lambda: len(server.requests) == 3)
-    assert asked(server) == ["list", "5", "5"]
+        await until(lambda: len(server.requests) == 4)
+    assert asked(server) == ["list", "5", "look", "5"]
 
 
 async def test_selectors_and_namespace_are_passed_on(server, client):
     server.script(listed(5), IDLE)
-    reflector = kube.Reflector(client, kube.PODS, "x", label_selector="a=b", field_selector="spec.nodeName=n1")
+    reflector = kube.Reflector(
+        client, kube.PODS, "x", label_selector="a=b", field_selector="spec.nodeName=n1"
+    )
     async with running(reflector):
         await until(lambda: len(server.requests) == 2)
     for request in server.requests:

@@ -16,7 +16,9 @@ NAMES = st.sampled_from(["spec", "devices", "capacity", "dev.io/memory", "a"])
 def trees(leaves):
     return st.recursive(
         leaves,
-        lambda inner: st.dictionaries(NAMES, inner, min_size=1, max_size=3) | st.lists(inner, min_size=1, max_size=3),
+        lambda inner: (
+            st.dictionaries(NAMES, inner, min_size=1, max_size=3) | st.lists(inner, min_size=1, max_size=3)
+        ),
         max_leaves=12,
     )
 
@@ -91,7 +93,10 @@ def test_empty_values_are_not_missed(sent, empty):
             id="elements-are-found-by-name",
         ),
         pytest.param(
-            {"d": [{"name": "x"}, {"name": "y"}]}, {"d": [{"name": "x"}]}, ["d[1]"], id="a-named-element-is-missing"
+            {"d": [{"name": "x"}, {"name": "y"}]},
+            {"d": [{"name": "x"}]},
+            ["d[1]"],
+            id="a-named-element-is-missing",
         ),
         pytest.param(
             {"d": [{"name": "x", "t": 1}, {"name": "x", "t": 2}]},
@@ -133,7 +138,13 @@ def desired(spec, **metadata):
     return {"apiVersion": "v1", "kind": "K", "metadata": {"name": "x", **metadata}, "spec": spec}
 
 
-OWNED = {"f:spec": {"f:a": {}, "f:list": {'k:{"name":"n"}': {".": {}, "f:name": {}, "f:v": {}}}, "f:set": {'v:"s"': {}}}}
+OWNED = {
+    "f:spec": {
+        "f:a": {},
+        "f:list": {'k:{"name":"n"}': {".": {}, "f:name": {}, "f:v": {}}},
+        "f:set": {'v:"s"': {}},
+    }
+}
 SPEC = {"a": 1, "list": [{"name": "n", "v": 2}], "set": ["s"]}
 
 
@@ -150,7 +161,9 @@ def without(key):
     [
         pytest.param(SPEC, SPEC, True, id="the-same"),
         pytest.param(SPEC, {**SPEC, "default": 1}, True, id="defaults-are-added"),
-        pytest.param(SPEC, with_(list=[{"name": "m"}, {"name": "n", "v": 2, "w": 3}]), True, id="others-add-elements"),
+        pytest.param(
+            SPEC, with_(list=[{"name": "m"}, {"name": "n", "v": 2, "w": 3}]), True, id="others-add-elements"
+        ),
         pytest.param(with_(none=None), SPEC, True, id="none-is-absent"),
         pytest.param(with_(a=2), SPEC, False, id="we-changed-a-value"),
         pytest.param(SPEC, with_(a=2), False, id="another-changed-a-value"),
@@ -199,7 +212,12 @@ def test_an_atomic_list_is_owned_as_a_whole():
     spec = {"selectors": [{"cel": {"expression": "a"}}]}
     owned = {"f:spec": {"f:selectors": {}}}
     assert kube.is_applied(desired(spec), live(spec, owned), "us") is True
-    assert kube.is_applied(desired({"selectors": [*spec["selectors"], *spec["selectors"]]}), live(spec, owned), "us") is False
+    assert (
+        kube.is_applied(
+            desired({"selectors": [*spec["selectors"], *spec["selectors"]]}), live(spec, owned), "us"
+        )
+        is False
+    )
 
 
 def test_labels_are_compared_and_names_are_not_owned():
@@ -211,7 +229,16 @@ def test_labels_are_compared_and_names_are_not_owned():
 
 
 @pytest.mark.parametrize(
-    "owned", [{}, {".": {}}, {"f:spec": {"k:nonsense": {}}}, {"f:spec": {"i:0": {}}}, "text", None, {"f:spec": {"v:": {}}}]
+    "owned",
+    [
+        {},
+        {".": {}},
+        {"f:spec": {"k:nonsense": {}}},
+        {"f:spec": {"i:0": {}}},
+        "text",
+        None,
+        {"f:spec": {"v:": {}}},
+    ],
 )
 def test_odd_managed_fields_mean_no(owned):
     assert kube.is_applied(desired(SPEC), live(SPEC, owned), "us") is False

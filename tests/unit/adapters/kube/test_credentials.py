@@ -5,6 +5,7 @@ import json
 import logging
 import ssl
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,9 @@ def kubeconfig(path, user, *, server="https://10.0.0.1:6443", cluster=None, cont
     config = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": name, "cluster": {"server": f"{server}/{name}", **(cluster or {})}} for name in contexts],
+        "clusters": [
+            {"name": name, "cluster": {"server": f"{server}/{name}", **(cluster or {})}} for name in contexts
+        ],
         "users": [{"name": "me", "user": user}],
         "contexts": [{"name": name, "context": {"cluster": name, "user": "me"}} for name in contexts],
         "current-context": contexts[0],
@@ -27,19 +30,21 @@ def kubeconfig(path, user, *, server="https://10.0.0.1:6443", cluster=None, cont
     return str(path)
 
 
+def content(path):
+    return Path(path).read_text()
+
+
 def plugin(path, status):
     """Write an exec plugin that prints its credentials and counts its runs; return the user entry that calls it."""
     runs = path.with_suffix(".runs")
     answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
-    path.write_text(
-        f"import json\nopen({str(runs)!r}, 'a').write('.')\nprint(json.dumps({answer!r}))\n"
-    )
+    path.write_text(f"import json\nopen({str(runs)!r}, 'a').write('.')\nprint(json.dumps({answer!r}))\n")
     user = {"exec": {"apiVersion": answer["apiVersion"], "command": sys.executable, "args": [str(path)]}}
     return user, lambda: len(runs.read_text())
 
 
 @pytest.fixture
-def service_account(tmp_path, monkeypatch):
+def service_account(tmp_path, monkeypatch, nowhere):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     directory = tmp_path / "serviceaccount"
@@ -61,26 +66,23 @@ def nowhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "variable", "home", "pod", "expected"),
+    ("present", "expected"),
     [
-        pytest.param(True, True, True, True, "given", id="the-path-given-wins"),
-        pytest.param(False, True, True, True, "variable", id="then-KUBECONFIG"),
-        pytest.param(False, False, True, True, "home", id="then-the-home-directory"),
-        pytest.param(False, False, False, True, "pod", id="then-the-pod"),
+        pytest.param({"given", "variable", "home"}, "given", id="the-path-given-wins"),
+        pytest.param({"variable", "home"}, "variable", id="then-KUBECONFIG"),
+        pytest.param({"home"}, "home", id="then-the-home-directory"),
+        pytest.param(set(), SECRET, id="then-the-pod"),
     ],
 )
-async def test_the_order_of_sources(
-    tmp_path, nowhere, monkeypatch, service_account, given, variable, home, pod, expected
-):
+async def test_the_order_of_sources(nowhere, monkeypatch, service_account, present, expected):
     monkeypatch.setattr(credentials.ServiceAccount.__init__, "__defaults__", (service_account,))
-    paths = {name: tmp_path / name for name in ("given", "variable")} | {"home": nowhere / ".kube" / "config"}
-    for name, present in {"given": given, "variable": variable, "home": home}.items():
-        if present:
-            kubeconfig(paths[name], {"token": name})
-    if variable:
+    paths = {name: nowhere / name for name in ("given", "variable")} | {"home": nowhere / ".kube" / "config"}
+    for name in present:
+        kubeconfig(paths[name], {"token": name})
+    if "variable" in present:
         monkeypatch.setenv("KUBECONFIG", str(paths["variable"]))
-    source = credentials.find(str(paths["given"]) if given else None)
-    assert (await source.read()).token == (SECRET if expected == "pod" else expected)
+    source = credentials.find(str(paths["given"]) if "given" in present else None)
+    assert (await source.read()).token == expected
 
 
 @pytest.mark.parametrize("context", [None, "one"])
@@ -94,13 +96,17 @@ def test_no_source_is_an_error_that_says_what_was_looked_at(nowhere, context):
 async def test_several_files_in_KUBECONFIG_are_merged(tmp_path, nowhere, monkeypatch):  # noqa: N802
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text(
-        json.dumps({"contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}], "current-context": "c"})
+        json.dumps(
+            {"contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}], "current-context": "c"}
+        )
     )
     second.write_text(
-        json.dumps({
-            "clusters": [{"name": "k", "cluster": {"server": "http://x"}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-        })
+        json.dumps(
+            {
+                "clusters": [{"name": "k", "cluster": {"server": "http://x"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+            }
+        )
     )
     monkeypatch.setenv("KUBECONFIG", f"{first}:{second}")
     found = await credentials.find().read()
@@ -120,7 +126,9 @@ async def test_another_context(tmp_path):
         pytest.param("{{{", "ParserError|ScannerError", id="not-yaml"),
         pytest.param("[]", "kubeconfig", id="a-list"),
         pytest.param("{}", "current-context", id="no-context"),
-        pytest.param('{"current-context": "x", "contexts": [], "clusters": []}', "kubeconfig", id="unknown-context"),
+        pytest.param(
+            '{"current-context": "x", "contexts": [], "clusters": []}', "kubeconfig", id="unknown-context"
+        ),
     ],
 )
 async def test_a_malformed_kubeconfig_is_named(tmp_path, content, complaint):
@@ -141,7 +149,9 @@ async def test_an_unknown_context_is_named(tmp_path):
 async def test_the_service_account_of_the_pod(service_account):
     found = await credentials.ServiceAccount(service_account).read()
     assert found == kube.Credentials(
-        server="https://[fd00::1]:443", authorization=f"Bearer {SECRET}", ca_file=str(service_account / "ca.crt")
+        server="https://[fd00::1]:443",
+        authorization=f"Bearer {SECRET}",
+        ca_file=str(service_account / "ca.crt"),
     )
 
 
@@ -231,7 +241,9 @@ def test_a_connection_is_made_anew_when_the_files_change_in_content_only(tmp_pat
         pytest.param("https://10.95.0.1:443", "10.96.0.0/12", "http://proxy:3128", id="another-network"),
         pytest.param("https://[fd00::1]:443", "10.0.0.0/8,fd00::/16", None, id="ipv6-network"),
         pytest.param("https://api.cluster.local", ".cluster.local", None, id="domain"),
-        pytest.param("https://api.example.com", "10.0.0.0/8,junk/99", "http://proxy:3128", id="another-domain"),
+        pytest.param(
+            "https://api.example.com", "10.0.0.0/8,junk/99", "http://proxy:3128", id="another-domain"
+        ),
         pytest.param("http://api.example.com", "", None, id="a-proxy-for-https-only"),
         pytest.param("https://10.96.0.1:443", "*", None, id="everything"),
     ],
@@ -279,7 +291,9 @@ async def test_credentials_that_were_refused_are_read_again():
 
 
 async def test_a_source_that_fails_later_leaves_the_old_credentials_in_use(caplog):
-    keeper = credentials.Keeper(Source("one", kube.ConfigurationError("gone"), "three", stale_after_seconds=0))
+    keeper = credentials.Keeper(
+        Source("one", kube.ConfigurationError("gone"), "three", stale_after_seconds=0)
+    )
     with caplog.at_level(logging.WARNING):
         assert [(await keeper.current()).token for _ in range(3)] == ["one", "one", "three"]
     assert "gone" in caplog.text
@@ -340,5 +354,5 @@ async def test_an_exec_plugin_that_fails_is_a_configuration_error(tmp_path):
 async def test_an_exec_plugin_may_give_a_certificate(tmp_path):
     user, _ = plugin(tmp_path / "plugin.py", {"clientCertificateData": "CERT", "clientKeyData": "KEY"})
     found = await credentials.find(kubeconfig(tmp_path / "config", user)).read()
-    with open(found.certificate_file) as certificate, open(found.key_file) as key:
-        assert (certificate.read(), key.read()) == ("CERT", "KEY")
+    assert content(found.certificate_file) == "CERT"
+    assert content(found.key_file) == "KEY"

@@ -70,7 +70,9 @@ def test_any_body_makes_an_error(body):
             id="create",
         ),
         pytest.param(
-            500, "failed to create typed patch object (/x; v1, Kind=A): .spec.foo: field not declared", id="apply"
+            500,
+            "failed to create typed patch object (/x; v1, Kind=A): .spec.foo: field not declared",
+            id="apply",
         ),
     ],
 )

@@ -146,7 +146,9 @@ print(json.dumps([lazyimport.install(), kubernetes_asyncio.client.V1ObjectMeta._
     ("break_it", "complaint"),
     [
         pytest.param("lazyimport.SUPPORTED_VERSION = '35.'", "is not 35.", id="another-version"),
-        pytest.param("lazyimport._EXPECTED_FILES = ('client/x.py',)", "lacks client/x.py", id="another-layout"),
+        pytest.param(
+            "lazyimport._EXPECTED_FILES = ('client/x.py',)", "lacks client/x.py", id="another-layout"
+        ),
         pytest.param("lazyimport.LIBRARY = 'no_such_library'", "is not installed", id="not-installed"),
     ],
 )

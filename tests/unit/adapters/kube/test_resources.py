@@ -5,9 +5,7 @@ import pytest
 from gpupolicy.adapters import kube
 from gpupolicy.adapters.kube import resources
 
-ALL = sorted(
-    (value for value in vars(resources).values() if isinstance(value, kube.Resource)), key=lambda r: str(r)
-)
+ALL = sorted((value for value in vars(resources).values() if isinstance(value, kube.Resource)), key=str)
 
 
 @pytest.mark.parametrize(
@@ -62,4 +60,6 @@ def test_constants_are_consistent(resource):
     """The full comparison with a server's discovery stands in the integration tests."""
     assert resource.plural == resource.plural.lower()
     assert resource.kind[0].isupper()
-    assert resource.api_version == (f"{resource.group}/{resource.version}" if resource.group else resource.version)
+    assert resource.api_version == (
+        f"{resource.group}/{resource.version}" if resource.group else resource.version
+    )
