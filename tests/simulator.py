@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +306,10 @@ class Simulator:
 
     @contextmanager
     def nvml(self) -> Iterator[Any]:
-        """Use `pynvml` on this node within this process: initialise it, yield the module, shut it down."""
+        """Use `pynvml` on this node within this process: initialise it, yield the module, shut it down.
+
+        Faults are cleared at the end.
+        """
         import pynvml
 
         previous = os.environ.get("GPUSIM_DIR")
@@ -316,15 +319,15 @@ class Simulator:
             pynvml.nvmlInit()
             yield pynvml
         finally:
-            try:
+            # A fault that still stands must not keep the library from ending: the next node needs it.
+            with suppress(SimulatorError):
+                self.clear_faults()
+            with suppress(pynvml.NVMLError_Uninitialized):
                 pynvml.nvmlShutdown()
-            except pynvml.NVMLError_Uninitialized:
-                pass
-            finally:
-                if previous is None:
-                    del os.environ["GPUSIM_DIR"]
-                else:
-                    os.environ["GPUSIM_DIR"] = previous
+            if previous is None:
+                del os.environ["GPUSIM_DIR"]
+            else:
+                os.environ["GPUSIM_DIR"] = previous
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""The simulated driver, held to what real programs need from the real one."""
