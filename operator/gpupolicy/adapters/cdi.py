@@ -22,6 +22,7 @@ _EARLIEST: Final = "0.3.0"
 _KIND: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _CLAIM_UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_TO_ESCAPE: Final = re.compile("[\x7f-\uffff]")
 _HOOK_NAMES: Final = frozenset(
     {"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
 )
@@ -94,11 +95,11 @@ class NetDevice:
 class IntelRdt:
     """Cache and memory bandwidth classes of Intel CPUs."""
 
-    clos_id: str | None = field(default=None, metadata=_wire("closID", "text"))
+    clos_id: str | None = field(default=None, metadata=_wire("closID", "clos_id"))
     l3_cache_schema: str | None = field(default=None, metadata=_wire("l3CacheSchema", "text"))
     mem_bw_schema: str | None = field(default=None, metadata=_wire("memBwSchema", "text"))
     schemata: tuple[str, ...] = field(default=(), metadata=_wire("schemata", "texts", "1.1.0"))
-    enable_monitoring: bool | None = field(default=None, metadata=_wire("enableMonitoring", "flag", "1.1.0"))
+    enable_monitoring: bool = field(default=False, metadata=_wire("enableMonitoring", "flag", "1.1.0"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +264,9 @@ def render(spec: Spec, *, source: str) -> bytes:
         document["containerEdits"] = _encode(spec.common_edits)
     # One set of checks: what we write has to pass what we demand of others.
     _Reader(source).spec(document)
-    return json.dumps(document, indent=1).encode() + b"\n"
+    # Runtimes read JSON as YAML, which knows neither surrogate pairs nor every character as it is.
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    return _TO_ESCAPE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode() + b"\n"
 
 
 def minimum_version(spec: Spec) -> str:
@@ -293,7 +296,8 @@ def _used(edit: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the metadata and value of each field in use."""
     for item in fields(edit):
         value = getattr(edit, item.name)
-        if value is not None and value != ():
+        # Not `in`: 0 is a value, and a meaningful one for a uid.
+        if value is not None and value is not False and value != ():
             yield item.metadata, value
 
 
@@ -440,6 +444,13 @@ class _Reader:
             raise self.error(where, f"{value!r} has letters other than r, w and m")
         return str(value)
 
+    def clos_id(self, value: Any, where: str) -> str:
+        text = self.text(value, where)
+        # A directory of resctrl, or its root.
+        if text != "/" and (text in {".", ".."} or set("/\n") & set(text)):
+            raise self.error(where, f"{text!r} is not the name of a class")
+        return text
+
     def hook_name(self, value: Any, where: str) -> str:
         if value not in _HOOK_NAMES:
             raise self.error(where, f"{value!r} is none of {', '.join(sorted(_HOOK_NAMES))}")
@@ -449,7 +460,11 @@ class _Reader:
         return self.records(DeviceNode, value, where)
 
     def net_devices(self, value: Any, where: str) -> tuple[NetDevice, ...]:
-        return self.records(NetDevice, value, where)
+        found: tuple[NetDevice, ...] = self.records(NetDevice, value, where)
+        for names in ([each.host_interface_name for each in found], [each.name for each in found]):
+            if len(set(names)) < len(names):
+                raise self.error(where, f"an interface stands twice in {names}")
+        return found
 
     def hooks(self, value: Any, where: str) -> tuple[Hook, ...]:
         return self.records(Hook, value, where)

@@ -71,7 +71,11 @@ all_edits = st.builds(
         uid=maybe(numbers),
         gid=maybe(numbers),
     ),
-    net_devices=several(cdi.NetDevice, host_interface_name=texts, name=texts),
+    net_devices=st.lists(
+        st.builds(cdi.NetDevice, host_interface_name=texts, name=texts),
+        max_size=2,
+        unique_by=(lambda each: each.host_interface_name, lambda each: each.name),
+    ).map(tuple),
     hooks=several(
         cdi.Hook,
         hook_name=st.sampled_from(["createContainer", "poststop"]),
@@ -90,11 +94,11 @@ all_edits = st.builds(
     intel_rdt=maybe(
         st.builds(
             cdi.IntelRdt,
-            clos_id=texts,
+            clos_id=st.sampled_from(["/", "gold", "a b"]),
             l3_cache_schema=maybe(texts),
             mem_bw_schema=maybe(texts),
             schemata=st.lists(texts, max_size=2).map(tuple),
-            enable_monitoring=maybe(st.booleans()),
+            enable_monitoring=st.booleans(),
         )
     ),
     additional_gids=st.lists(numbers, max_size=2).map(tuple),
@@ -251,6 +255,12 @@ BAD_EDITS = [
         {"hooks": [{"hookName": "prestart", "path": "/x", "env": ["A"]}]}, "hooks[0].env[0]", id="hook env"
     ),
     pytest.param({"netDevices": [{"name": "x"}]}, "netDevices[0].hostInterfaceName", id="net device"),
+    pytest.param(
+        {"netDevices": [{"hostInterfaceName": "e", "name": "a"}, {"hostInterfaceName": "e", "name": "b"}]},
+        "netDevices",
+        id="interface twice",
+    ),
+    pytest.param({"intelRdt": {"closID": "a/b"}}, "intelRdt.closID", id="class of service"),
     pytest.param({"intelRdt": {"enableMonitoring": 1}}, "intelRdt.enableMonitoring", id="flag"),
     pytest.param({"additionalGids": ["44"]}, "additionalGids[0]", id="gid text"),
     pytest.param({"env": ["A=b"], "cpuset": "0"}, "containerEdits", id="unknown field"),
