@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gpupolicy.api.conditions import Reason
 from gpupolicy.core.inventory import Health
 from gpupolicy.core.labels import LabelRequirement, LabelSelector
 from gpupolicy.core.layouts import StaticLayout, WholeCard
+from gpupolicy.core.matching import Judgement
 from gpupolicy.core.nodes import NodeView, plan_node
 from gpupolicy.core.planner import CardPlan
 from gpupolicy.core.policies import PolicyView
@@ -82,3 +85,34 @@ def test_the_plan_depends_on_what_is_given_only() -> None:
     forward = plan_node(node(*gpus), [INFER, TRAIN])
 
     assert repr(plan_node(node(*reversed(gpus)), [TRAIN, INFER])) == repr(forward)
+
+
+def test_a_blocked_node_says_so_before_anything_else() -> None:
+    blocked = Refusal(Reason.OWNERSHIP_CONFLICT, "the device plugin advertises 8 GPUs")
+    impossible = replace(INFER, layout=StaticLayout.of([("3g.40gb", 3)]))
+
+    plan = plan_node(node(card(), owners={"GPU-0": "infer"}, blocked=blocked), [impossible])
+
+    assert plan.cards[0].outcome == blocked
+
+
+@pytest.mark.parametrize(
+    ("judgements", "policy"),
+    [
+        pytest.param({"infer": {"GPU-0": Judgement(matches=True)}}, "infer", id="yes"),
+        pytest.param({"infer": {"GPU-0": Judgement(matches=False)}}, None, id="no"),
+        pytest.param(None, None, id="not-judged"),
+    ],
+)
+def test_expressions_decide_too(judgements, policy: str | None) -> None:
+    assert plan_node(node(card()), [replace(INFER, cel="...")], judgements).cards[0].policy == policy
+
+
+def test_applied_means_that_the_layout_stands() -> None:
+    gpu = card()
+    plan = plan_node(node(gpu), [replace(INFER, adopt=True)])
+
+    assert not plan.cards[0].is_applied
+    assert plan.cards[0].adopt
+    assert plan_node(node(after(gpu, plan.cards[0].outcome)), [INFER]).cards[0].is_applied
+    assert not plan_node(node(gpu), []).cards[0].adopt

@@ -125,6 +125,26 @@ def test_what_is_not_found_is_refused_with_the_choice(
     assert words in refusal.message
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("1g.23gb", "1g.24gb", True),
+        ("1g.19gb", "1g.20gb", True),
+        ("1g.18gb", "1g.19gb", False),
+        ("1g.24gb", "2g.24gb", False),
+        ("1g.24gb", "1g.24gb+me", False),
+        ("1c.3g.40gb", "3g.40gb", False),
+        ("1c.3g.40gb", "1c.3g.39gb", True),
+    ],
+)
+def test_names_that_mean_the_same(one: str, other: str, same: bool) -> None:
+    first, second = parse(one), parse(other)
+    assert first
+    assert second
+
+    assert first.means(second) is second.means(first) is same
+
+
 def test_offered_lists_small_profiles_first() -> None:
     assert offered(tuple(reversed(H100))).startswith(
         "1g.10gb (up to 7), 1g.10gb+me (up to 1), 1g.20gb (up to 4)"
