@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from gpupolicy.adapters import files
 
@@ -265,7 +265,7 @@ def render(spec: Spec, *, source: str) -> bytes:
     # One set of checks: what we write has to pass what we demand of others.
     _Reader(source).spec(document)
     # Runtimes read JSON as YAML, which knows neither surrogate pairs nor every character as it is.
-    text = json.dumps(document, indent=1, ensure_ascii=False)
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return _TO_ESCAPE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode() + b"\n"
 
 
@@ -292,28 +292,44 @@ def _joined(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys((*first, *second)))
 
 
-def _used(edit: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the metadata and value of each field in use."""
-    for item in fields(edit):
-        value = getattr(edit, item.name)
+class _Field(NamedTuple):
+    """One field of a dataclass: where its value is, and what `_wire` said of it."""
+
+    attribute: str
+    name: str
+    read: str
+    since: str
+    required: bool
+
+
+_SHAPES: Final[Mapping[type, tuple[_Field, ...]]] = {
+    kind: tuple(_Field(item.name, **item.metadata, required=item.default is MISSING) for item in fields(kind))
+    for kind in (ContainerEdits, DeviceNode, Mount, Hook, NetDevice, IntelRdt)
+}
+
+
+def _used(edit: Any) -> Iterator[tuple[_Field, Any]]:
+    """Yield each field in use, and its value."""
+    for item in _SHAPES[type(edit)]:
+        value = getattr(edit, item.attribute)
         # Not `in`: 0 is a value, and a meaningful one for a uid.
         if value is not None and value is not False and value != ():
-            yield item.metadata, value
+            yield item, value
 
 
 def _versions(edit: Any) -> Iterator[str]:
-    for metadata, value in _used(edit):
-        yield metadata["since"]
+    for item, value in _used(edit):
+        yield item.since
         for part in value if isinstance(value, tuple) else (value,):
-            if hasattr(part, "__dataclass_fields__"):
+            if type(part) in _SHAPES:
                 yield from _versions(part)
 
 
 def _encode(edit: Any) -> Any:
     if isinstance(edit, tuple):
         return [_encode(part) for part in edit]
-    if hasattr(edit, "__dataclass_fields__"):
-        return {metadata["name"]: _encode(value) for metadata, value in _used(edit)}
+    if type(edit) in _SHAPES:
+        return {item.name: _encode(value) for item, value in _used(edit)}
     return edit
 
 
@@ -368,17 +384,16 @@ class _Reader:
     def edits(self, value: Any, where: str) -> ContainerEdits:
         return cast("ContainerEdits", self.record(ContainerEdits, value, where))
 
-    def record(self, shape: type, value: Any, where: str) -> Any:
+    def record(self, kind: type, value: Any, where: str) -> Any:
         """Read one dataclass; a field without a default has to be there."""
-        shape_fields = fields(shape)
-        self.mapping(value, where, allowed=tuple(item.metadata["name"] for item in shape_fields))
+        shape = _SHAPES[kind]
+        self.mapping(value, where, allowed=[item.name for item in shape])
         read: dict[str, Any] = {}
-        for item in shape_fields:
-            name = item.metadata["name"]
-            if value.get(name) is None and item.default is not MISSING:
-                continue
-            read[item.name] = getattr(self, item.metadata["read"])(value.get(name), f"{where}.{name}")
-        return shape(**read)
+        for item in shape:
+            found = value.get(item.name)
+            if found is not None or item.required:
+                read[item.attribute] = getattr(self, item.read)(found, f"{where}.{item.name}")
+        return kind(**read)
 
     def mapping(self, value: Any, where: str, *, allowed: Sequence[str]) -> None:
         if not isinstance(value, Mapping):
@@ -475,9 +490,9 @@ class _Reader:
     def intel_rdt(self, value: Any, where: str) -> IntelRdt:
         return cast("IntelRdt", self.record(IntelRdt, value, where))
 
-    def records(self, shape: type, value: Any, where: str) -> tuple[Any, ...]:
+    def records(self, kind: type, value: Any, where: str) -> tuple[Any, ...]:
         return tuple(
-            self.record(shape, item, f"{where}[{at}]") for at, item in enumerate(self.sequence(value, where))
+            self.record(kind, item, f"{where}[{at}]") for at, item in enumerate(self.sequence(value, where))
         )
 
     def error(self, where: str, problem: str) -> SpecError:
