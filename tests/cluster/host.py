@@ -44,7 +44,7 @@ def processes_of(marker: str, cgroup: str) -> list[ProcessIdentity]:
     """
     variable = marker.encode()
     parents: dict[int, int] = {}
-    found = {pid for folder in _cgroup_folders(cgroup) for pid in _members(folder)}
+    found = {pid for folder in cgroup_folders(cgroup) for pid in _members(folder)}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -135,15 +135,15 @@ def remove_cgroup(cgroup: str) -> None:
 
     def removed() -> bool:
         # The kernel lets go of a process's cgroup a moment after the process.
-        for folder in sorted(_cgroup_folders(cgroup), key=lambda path: len(path.parts), reverse=True):
+        for folder in sorted(cgroup_folders(cgroup), key=lambda path: len(path.parts), reverse=True):
             with contextlib.suppress(OSError):
                 folder.rmdir()
-        return not list(_cgroup_folders(cgroup))
+        return not list(cgroup_folders(cgroup))
 
     poll_until(removed, timeout_seconds=_TIMEOUT_SECONDS, what=f"the removal of cgroup {cgroup}")
 
 
-def _cgroup_folders(cgroup: str) -> Iterator[Path]:
+def cgroup_folders(cgroup: str) -> Iterator[Path]:
     """The cgroup and all below it, in every hierarchy."""
     for root in _hierarchies():
         for folder, _, _ in os.walk(root / cgroup):

@@ -104,14 +104,14 @@ class ProcessIdentity:
         return cls(state["pid"], state["start_ticks"], state["boot"])
 
 
-def _start_ticks(pid: int) -> int | None:
+def _start_ticks(pid: int, *, zombie: bool = False) -> int | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command name may hold spaces and parentheses; the fields of interest follow its last ")".
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
+    return None if fields[0] in {"Z", "X"} and not zombie else int(fields[19])
 
 
 def poll_until(
@@ -172,7 +172,8 @@ class Daemon:
         """Start the process with its recorded command.
 
         Raises:
-            RuntimeError: when it already runs, or ended within its first moments with an exec error.
+            RuntimeError: when it already runs.
+            OSError: when there is no such program.
         """
         if self.alive:
             raise RuntimeError(f"{self.name} already runs as pid {self.pid}")
@@ -188,12 +189,11 @@ class Daemon:
                 cwd=record["cwd"],
                 env={**os.environ, **record["environment"]},
             )
+        # Until it is waited for, even a child that has ended already has its entry.
+        ticks = _start_ticks(process.pid, zombie=True)
+        assert ticks is not None
+        self._run.record_process(self.name, ProcessIdentity(process.pid, ticks, boot_id()))
         _CHILDREN[process.pid] = process
-        try:
-            identity = ProcessIdentity.of(process.pid)
-        except ProcessLookupError:
-            raise RuntimeError(f"{self.name} ended at once:\n{self.log_tail()}") from None
-        self._run.record_process(self.name, identity)
 
     def stop(self, timeout_seconds: float = 10.0) -> None:
         """Ask the process to end (SIGTERM), then make it end (SIGKILL). No error when it is gone."""

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.cleanup import WARDEN, clean_dead_runs
 from tests.cluster.cluster import Cluster
-from tests.cluster.host import processes_of
+from tests.cluster.host import cgroup_folders, processes_of
 from tests.cluster.process import poll_until
 from tests.cluster.run import REPOSITORY, Run
 
@@ -63,7 +63,7 @@ def leftovers(run: Run, data: Path) -> list[str]:
     found = [f"process {p.pid}" for p in processes_of(run.marker, run.cgroup)]
     found += [str(path) for path in (run.directory, data) if path.exists()]
     found += [str(path) for path in Path("/sys/class/net").glob(f"gpt{run.id}*")]
-    found += [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{run.cgroup}")]
+    found += [str(path) for path in cgroup_folders(run.cgroup)]
     for table in Path("/proc").glob("[0-9]*/mountinfo"):
         try:
             found += [line for line in table.read_text().splitlines() if run.id in line]
