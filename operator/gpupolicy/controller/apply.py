@@ -1,7 +1,7 @@
 """The writes of the controller, each a small function: what is right already is not written.
 
-All of them are server-side applies with force, because every field in them is ours; writes on objects of others are
-merge patches of one annotation. Each carries the UID of the object that was decided about, so that no write lands on
+Classes and statuses are server-side applies with force, because every field in them is ours; the rest are merge
+patches. Each carries the UID of the object that was decided about, so that no write lands on
 another object that took its name meanwhile, and none makes an object that somebody just deleted.
 """
 
@@ -45,12 +45,13 @@ async def mark_class(client: kube.Kube, live: classes.LiveClass, taken_by: str |
 
 
 async def node_spec(client: kube.Kube, node: str, uid: str, wanted: Sequence[GpuAssignment]) -> kube.Object:
-    """Apply the spec of a GpuNode; return it as stored."""
-    body = {
-        "metadata": {"name": node, "uid": uid},
-        "spec": {"gpus": [assignment.to_wire() for assignment in wanted]},
-    }
-    return await client.apply(kube.GPUNODES, body, field_manager=_MANAGER, force=True)
+    """Write the spec of a GpuNode; return it as stored.
+
+    A merge patch, and no apply: the controller is the only writer of this list, and an apply that takes the last
+    element out of a list takes the list and then the spec itself away, which the schema refuses.
+    """
+    patch = {"metadata": {"uid": uid}, "spec": {"gpus": [assignment.to_wire() for assignment in wanted]}}
+    return await client.patch(kube.GPUNODES, node, patch, field_manager=_MANAGER)
 
 
 async def policy_status(client: kube.Kube, policy: str, uid: str, status: GpuPolicyStatus) -> kube.Object:

@@ -155,6 +155,7 @@ class Reconciler:
         for old in classes.obsolete(case.wishes, self._world.classes, entry.name, entry.uid):
             await apply.delete_class(self._client, old)
             self._world.drop_class(old.name, old.uid)
+            self._add_rivals(entry.name)
             posts.append(events.class_deleted(subject, old.name))
         known = {c.name for c in entry.policy.status.device_classes}
         for wish in case.wishes:
@@ -178,10 +179,17 @@ class Reconciler:
         )
         stored, dropped = await apply.device_class(self._client, body)
         self._world.put_class(stored)
+        self._add_rivals(wish.policy)
         if dropped:
             self._dropped[wish.name] = (wish.revision, dropped)
         else:
             self._dropped.pop(wish.name, None)
+
+    def _add_rivals(self, policy: str) -> None:
+        """Ask for a run of all whom our own write of a class concerns; its echo in the watch is no news."""
+        for name in self._world.policies.keys() - {policy}:
+            self._queue.add(policy_key(name))
+        self._queue.add(NAMES_KEY)
 
     def _without_dropped(self, wish: classes.DesiredClass, fields: tuple[str, ...]) -> tuple[str, ...]:
         """Return the fields that differ, less those that this API server is known to drop."""
