@@ -30,7 +30,8 @@ from gpupolicy.controller.evaluation import evaluate
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.world import World
 
-logger = logging.getLogger(__name__)
+# Not __name__, which is __main__ when the module is run as a program.
+logger = logging.getLogger("gpupolicy.controller.app")
 
 WORKERS: Final = 4
 SPACING_SECONDS: Final = 0.3

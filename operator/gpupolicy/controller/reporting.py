@@ -30,8 +30,10 @@ def policy_status(
         now: the moment for conditions that change.
     """
     policy = case.entry.policy
-    reports = [rollout.node_report(case.entry.name, fact) for fact in facts]
-    reports = [r for r in reports if r.cards or r.counts.devices or r.actions]
+    found = [rollout.node_report(case.entry.name, fact) for fact in facts]
+    reports = [r for r in found if r.cards or r.counts.devices or r.actions]
+    reports += [rollout.silent_node(node) for node in case.selection.waiting]
+    reports.sort(key=lambda r: r.node)
     pools = list(world.all_pools())
     counts = status.policy_counts(case.entry.name, pools)
     rivals, notes = rollout.conflict(facts)

@@ -128,11 +128,7 @@ class World:
     def put_class(self, live: LiveClass) -> bool:
         """Take a DeviceClass; return whether it is new or changed."""
         old = self.classes.get(live.name)
-        if (
-            old is not None
-            and old.uid == live.uid
-            and _version(live.resource_version) < _version(old.resource_version)
-        ):
+        if live.uid in self._gone or (old is not None and _is_older(live, old)):
             return False
         self.classes[live.name] = live
         return old != live
@@ -244,14 +240,12 @@ def _status(body: Object) -> GpuPolicyStatus:
 
 class _Versioned(Protocol):
     @property
-    def uid(self) -> str: ...
-    @property
     def resource_version(self) -> str: ...
 
 
 def _is_older(new: _Versioned, old: _Versioned) -> bool:
-    """Return whether `new` is an earlier state of the same object. Of two objects of one name one is in `_gone`."""
-    return new.uid == old.uid and _version(new.resource_version) < _version(old.resource_version)
+    """Return whether `new` is an earlier state, be it of the same object or of one that had its name before."""
+    return _version(new.resource_version) < _version(old.resource_version)
 
 
 def _version(text: str) -> int:

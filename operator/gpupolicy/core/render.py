@@ -2,8 +2,13 @@
 
 import datetime as dt
 import json
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
+
+_PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+_WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+"""What YAML 1.1 reads as a boolean or null."""
 
 
 def timestamp(moment: dt.datetime) -> str:
@@ -28,13 +33,13 @@ def yaml(body: Mapping[str, Any]) -> str:
 def _mapping(body: Mapping[str, Any]) -> Iterator[str]:
     for key, value in body.items():
         if isinstance(value, Mapping) and value:
-            yield f"{key}:"
+            yield f"{_key(key)}:"
             yield from (f"  {line}" for line in _mapping(value))
         elif isinstance(value, list) and value:
-            yield f"{key}:"
+            yield f"{_key(key)}:"
             yield from (f"  {line}" for item in value for line in _item(item))
         else:
-            yield f"{key}: {json.dumps(value, ensure_ascii=False)}"
+            yield f"{_key(key)}: {json.dumps(value, ensure_ascii=False)}"
 
 
 def _item(item: Any) -> Iterator[str]:
@@ -43,3 +48,8 @@ def _item(item: Any) -> Iterator[str]:
     )
     yield f"- {lines[0]}"
     yield from (f"  {line}" for line in lines[1:])
+
+
+def _key(key: str) -> str:
+    """Return a key as it is, unless YAML could read it as something else than text."""
+    return key if _PLAIN.fullmatch(key) and key.lower() not in _WORDS else json.dumps(key, ensure_ascii=False)

@@ -211,6 +211,13 @@ def node_report(policy: str, facts: NodeFacts) -> NodeReport:
     )
 
 
+def silent_node(node: str) -> NodeReport:
+    """Report a selected node whose agent never reported."""
+    return NodeReport(
+        node, (), trouble=Refusal(Reason.WAITING_FOR_AGENT, "its agent has not reported yet; look at its pod")
+    )
+
+
 def conflict(facts: Iterable[NodeFacts]) -> tuple[Refusal | None, tuple[str, ...]]:
     """Return what policies say of each other: a conflict of equal priority, and what is merely worth a note.
 

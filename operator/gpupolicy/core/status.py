@@ -25,6 +25,10 @@ from gpupolicy.core.tally import NOTHING, DeviceGroup, GroupCount, PoolTally
 MESSAGE_LIMIT: Final = 1024
 """Characters of a condition's message; it is a column of `kubectl get -o wide`."""
 
+_CARD_MESSAGE_LIMIT: Final = 240
+_CARD_MESSAGES: Final = 4
+"""How many different messages of cards a node shows before it only counts the rest."""
+
 _URGENCY: Final = (
     Reason.DEVICE_CONFLICT,
     Reason.INVALID_LAYOUT,
@@ -94,9 +98,14 @@ class NodeReport:
         return sum(card.is_applied for card in self.cards)
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it is selected and its agent never reported, so that its cards are not known."""
+        return self.trouble is not None and self.trouble.reason is Reason.WAITING_FOR_AGENT
+
+    @property
     def is_applied(self) -> bool:
         """Whether all of its cards are applied."""
-        return self.applied == len(self.cards)
+        return self.applied == len(self.cards) and not self.is_silent
 
     @property
     def problem(self) -> Refusal | None:
@@ -152,17 +161,21 @@ def _groups(groups: Mapping[DeviceGroup, int]) -> str:
 
 
 def _card_texts(cards: Sequence[CardReport]) -> list[str]:
-    """Return what to say of cards that have one trouble; those that say the same share a line."""
+    """Return what to say of cards that have one trouble; those that say the same share a line.
+
+    A card's own message may name every device of it; the whole of that stands in its GpuNode.
+    """
     by_message: dict[str, list[int]] = {}
     texts = []
     for card in cards:
         if card.index < 0:
             texts.append(f"{card.uuid}: {card.message}")
         else:
-            by_message.setdefault(card.message, []).append(card.index)
+            by_message.setdefault(shortened(card.message, _CARD_MESSAGE_LIMIT), []).append(card.index)
     for message, indexes in by_message.items():
         texts.append(f"{cards_text(indexes)}: {message}" if message else cards_text(indexes))
-    return texts
+    more = len(texts) - _CARD_MESSAGES
+    return [*texts[:_CARD_MESSAGES], *([f"and {more} more like these"] if more > 0 else [])]
 
 
 def _urgency(reason: Reason) -> int:
@@ -185,8 +198,8 @@ def node_plan(report: NodeReport) -> NodePlan:
 
 
 def fractions(reports: Sequence[NodeReport]) -> tuple[str, str]:
-    """Return the columns NODES and GPUS, applied / selected; nodes without a card of the policy do not count."""
-    nodes = [r for r in reports if r.cards]
+    """Return the columns NODES and GPUS, applied / selected; nodes that cannot have a card do not count."""
+    nodes = [r for r in reports if r.cards or r.is_silent]
     applied = sum(r.is_applied for r in nodes)
     cards = sum(len(r.cards) for r in nodes)
     return f"{applied}/{len(nodes)}", f"{sum(r.applied for r in nodes)}/{cards}"
@@ -247,7 +260,8 @@ def verdicts(reports: Sequence[NodeReport], standing: Standing) -> tuple[Verdict
 
 def _applied(reports: Sequence[NodeReport], standing: Standing) -> Verdict:
     troubled = [r for r in reports if not r.is_applied]
-    overall = standing.empty or (standing.dropped if not troubled else None)
+    nothing = Refusal(Reason.ROLLOUT_PENDING, "no card is assigned yet") if not reports else None
+    overall = standing.empty or (standing.dropped if not troubled else None) or nothing
     if overall is not None:
         return _no(ConditionType.APPLIED, overall)
     return _summary(ConditionType.APPLIED, Reason.APPLIED, troubled, reports)

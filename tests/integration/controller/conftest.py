@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.process import Daemon, poll_until
 from tests.cluster.rest import ApiError, RestClient
-from tests.integration.controller.stand_in import GPUNODES, StandIn, h100
+from tests.integration.controller.stand_in import GPUNODES, SLICES, StandIn, h100
 from tests.paths import ROOT
 
 NAMESPACE = "gpupolicy-system"
@@ -22,17 +22,24 @@ CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 
 
-@pytest.fixture(scope="session")
-def installed(cluster: Cluster) -> Cluster:
-    """The cluster with CRDs and the roles of the chart."""
-    plane = cluster.control_plane
+def install_crds(cluster: Cluster) -> None:
+    """Install the CRDs and wait until they can be used."""
     cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(ROOT / "crds"))
     # An established kind answers 429 until its storage is ready.
     for path in (POLICIES, GPUNODES):
         poll_until(
-            lambda path=path: plane.admin.call("GET", path).status == 200, timeout_seconds=20.0, what=path
+            lambda path=path: cluster.control_plane.admin.call("GET", path).status == 200,
+            timeout_seconds=20.0,
+            what=path,
         )
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster) -> Cluster:
+    """The cluster with CRDs and the roles of the chart."""
+    plane = cluster.control_plane
+    install_crds(cluster)
     if plane.admin.call("GET", f"/api/v1/namespaces/{NAMESPACE}").status != 200:
         plane.admin.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     rendered = subprocess.run(
@@ -65,6 +72,10 @@ class World:
         self.controllers: list[Daemon] = []
         self._number = 0
 
+    def install_crds(self) -> None:
+        """Install the CRDs again, for a test that removed them."""
+        install_crds(self.cluster)
+
     def start_controller(self, *arguments: str) -> Daemon:
         """Start one more controller process."""
         self._number += 1
@@ -85,8 +96,6 @@ class World:
                 "127.0.0.1",
                 "--health-port",
                 "0",
-                "--log-level",
-                "debug",
                 *arguments,
             ],
             environment={"PYTHONPATH": str(ROOT / "operator")},
@@ -106,6 +115,12 @@ class World:
         self.nodes[name] = node
         node.report()
         return node
+
+    def pools(self) -> None:
+        """Make the eight nodes of the stories: gpu-01..04 train, gpu-05..07 infer, gpu-08 short."""
+        for number in range(1, 9):
+            pool = "train" if number <= 4 else "infer" if number <= 7 else "short"
+            self.add_node(f"gpu-{number:02}", gpu_pool=pool)
 
     def policy(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Apply a policy."""
@@ -198,6 +213,49 @@ class World:
             "reservedFor": [{"resource": "pods", "name": p, "uid": f"uid-{p}"} for p in pods or []],
         }
         return self.admin.replace(f"{CLAIMS}/{name}/status", made)
+
+    def hand_count(self, policy: str) -> tuple[int, int, int]:
+        """Count devices, allocated and free of a policy over the raw slices and claims."""
+        slices = [
+            s["spec"] for s in self.admin.get(SLICES)["items"] if s["spec"]["driver"] == "gpu.gpupolicy.dev"
+        ]
+        newest = {}
+        for spec in slices:
+            pool = spec["pool"]
+            newest[pool["name"]] = max(pool["generation"], newest.get(pool["name"], 0))
+        published = {
+            (spec["pool"]["name"], device["name"]): device
+            for spec in slices
+            if spec["pool"]["generation"] == newest[spec["pool"]["name"]]
+            for device in spec.get("devices", [])
+            if device["attributes"]["policy"]["string"] == policy
+        }
+        held = {
+            (result["pool"], result["device"])
+            for claim in self.admin.get("/apis/resource.k8s.io/v1/resourceclaims")["items"]
+            for result in claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", [])
+        }
+        allocated = published.keys() & held
+        free = [key for key, device in published.items() if key not in held and not device.get("taints")]
+        return len(published), len(allocated), len(free)
+
+    def counted(self, policy: str) -> tuple[int, int, int]:
+        """Return what the status of a policy says."""
+        found = self.status(policy)
+        return found["devices"], found["allocated"], found["free"]
+
+    def wait_counts(self, policy: str) -> tuple[int, int, int]:
+        """Wait until a status equals the hand count; return it."""
+        self.wait(f"true counts of {policy}", lambda: self.counted(policy) == self.hand_count(policy))
+        return self.counted(policy)
+
+    def versions(self) -> dict[str, str]:
+        """Return the resource version of every object that the controller may write."""
+        return {
+            f"{path}/{item['metadata']['name']}": item["metadata"]["resourceVersion"]
+            for path in (POLICIES, GPUNODES, CLASSES)
+            for item in self.admin.get(path)["items"]
+        }
 
     def release(self, name: str) -> None:
         """Delete a claim as when its pods are gone."""

@@ -128,13 +128,8 @@ class StandIn:
                 continue
             entry = wanted.get(card["uuid"])
             if entry is None:
-                card |= {
-                    "instances": [],
-                    "layout": "whole",
-                    "reason": "Idle",
-                    "appliedRevision": "",
-                    "policy": None,
-                }
+                card |= {"instances": [], "layout": "whole", "reason": "Idle", "appliedRevision": ""}
+                card.pop("policy", None)
                 continue
             layout = entry.get("mig", {}).get("layout", [])
             card["instances"] = [

@@ -1,0 +1,196 @@
+"""The process: restarts, two candidates, an API server that is away, tokens that end, an orderly end."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.cluster.process import Daemon, poll_until
+from tests.integration.controller.conftest import CLASSES, NAMESPACE, POLICIES, World
+
+pytestmark = pytest.mark.cluster
+
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupolicy-controller"
+
+
+def leader(world: World) -> str:
+    found = world.admin.call("GET", LEASE)
+    return found.body["spec"].get("holderIdentity", "") if found.status == 200 else ""
+
+
+def lines(daemon: Daemon) -> list[dict[str, str]]:
+    """Return the log; every line must be one JSON object."""
+    return [json.loads(line) for line in daemon.log.read_text().splitlines()]
+
+
+def probe(daemon: Daemon, path: str) -> tuple[int, str]:
+    """Ask a health endpoint; its port stands in the log."""
+    port = next(m[1] for line in lines(daemon) if (m := re.search(r"health on port (\d+)", line["message"])))
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5.0) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def ready_world(world: World) -> Daemon:
+    """Start a controller with two policies that are Ready."""
+    world.add_node("gpu-01", cards=2, gpu_pool="a")
+    world.add_node("gpu-02", cards=2, gpu_pool="b")
+    daemon = world.start_controller()
+    for name in ("a", "b"):
+        world.policy(name, {"nodeSelector": {"matchLabels": {"gpu-pool": name}}})
+    for node, name in (("gpu-01", "a"), ("gpu-02", "b")):
+        world.assigned(node, name, 2)
+        world.nodes[node].converge()
+        world.wait_reason(name, "Ready")
+    return daemon
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_restart_changes_nothing(world: World, end: str) -> None:
+    first = ready_world(world)
+    getattr(first, end)()
+    before = world.versions()
+
+    world.admin.call("DELETE", LEASE)
+    world.start_controller()
+    world.wait("the successor to lead", lambda: leader(world) == "test-2")
+    world.policy("c", {"nodeSelector": {"matchLabels": {"gpu-pool": "c"}}})
+    world.wait_reason("c", "NoMatchingNodes")
+
+    after = world.versions()
+    assert {path: after[path] for path in before} == before
+
+
+def test_what_happened_while_nobody_looked_is_caught_up_with(world: World) -> None:
+    ready_world(world).kill()
+    world.admin.delete(f"{POLICIES}/a")
+    world.admin.delete(f"{CLASSES}/b")
+    world.policy("c", {"nodeSelector": {"matchLabels": {"gpu-pool": "a"}}})
+
+    world.admin.call("DELETE", LEASE)
+    world.start_controller()
+
+    world.assigned("gpu-01", "c", 2)
+    world.wait("the classes", lambda: world.classes().keys() == {"b", "c"})
+    world.nodes["gpu-01"].converge()
+    world.wait_reason("c", "Ready")
+    world.wait_reason("b", "Ready")
+
+
+def test_of_two_candidates_one_leads_and_the_other_takes_over_at_once(world: World) -> None:
+    first = ready_world(world)
+    world.wait("a leader", lambda: leader(world) == "test-1")
+    second = world.start_controller()
+    poll_until(
+        lambda: any("copies are complete" in line["message"] for line in lines(second)),
+        timeout_seconds=20.0,
+        what="the second to be ready",
+    )
+    assert leader(world) == "test-1"
+    assert probe(second, "/readyz")[0] == 200
+
+    first.stop()
+
+    # The lease was given back: nobody waits for it to run out.
+    world.wait("the second to lead", lambda: leader(world) == "test-2", seconds=14.0)
+    world.policy("c", {})
+    world.wait("its class", lambda: "c" in world.classes())
+
+
+def test_it_ends_within_seconds_and_gives_the_lease_back(world: World) -> None:
+    daemon = ready_world(world)
+    began = time.monotonic()
+
+    daemon.stop()
+
+    took = time.monotonic() - began
+    assert lines(daemon)[-1]["message"] == "Stopped"
+    assert leader(world) == ""
+    assert [line for line in lines(daemon) if line["level"] in {"error", "critical"}] == []
+    # Not a benchmark: the kubelet kills after 30 seconds.
+    assert took < 10.0
+
+
+def test_it_outlives_an_api_server_that_is_away_and_catches_up(world: World) -> None:
+    """The API server is killed, started again on the same data, and the world moved meanwhile."""
+    daemon = ready_world(world)
+    plane = world.cluster.control_plane
+    pid = daemon.pid
+
+    plane.api_server.kill()
+    poll_until(
+        lambda: any("trying again" in line["message"] for line in lines(daemon)),
+        timeout_seconds=20.0,
+        what="the outage to be noticed",
+    )
+    time.sleep(5.0)
+    plane.api_server.start()
+    plane.wait_ready()
+    world.policy("c", {"nodeSelector": {"matchLabels": {"gpu-pool": "c"}}})
+    world.admin.delete(f"{POLICIES}/b")
+
+    world.wait_reason("c", "NoMatchingNodes", seconds=60.0)
+    world.wait("the deletion to be noticed", lambda: world.nodes["gpu-02"].assignments() == {}, seconds=60.0)
+    assert (daemon.alive, daemon.pid) == (True, pid)
+    world.wait("it to lead", lambda: leader(world) == "test-1", seconds=60.0)
+    assert probe(daemon, "/healthz")[0] == 200
+    assert probe(daemon, "/readyz")[0] == 200
+
+
+def test_it_outlives_the_end_of_its_token(world: World) -> None:
+    """The service account is made anew: the old token answers 401 to everything, until the file is replaced."""
+    daemon = ready_world(world)
+    pid = daemon.pid
+    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    world.admin.delete(f"{account}/gpupolicy-controller")
+    world.admin.create(account, {"metadata": {"name": "gpupolicy-controller", "namespace": NAMESPACE}})
+    world.wait(
+        "the refusal", lambda: any("Unauthorized" in line["message"] for line in lines(daemon)), seconds=60.0
+    )
+
+    world.cluster.service_account_kubeconfig(NAMESPACE, "gpupolicy-controller").rotate()
+    world.policy("c", {"nodeSelector": {"matchLabels": {"gpu-pool": "c"}}})
+
+    world.wait_reason("c", "NoMatchingNodes", seconds=90.0)
+    assert (daemon.alive, daemon.pid) == (True, pid)
+
+
+def test_it_waits_for_the_crds_and_says_so(world: World) -> None:
+    world.cluster.kubectl("delete", "crd", "gpunodes.gpupolicy.dev", "gpupolicies.gpupolicy.dev")
+    try:
+        daemon = world.start_controller()
+        poll_until(
+            lambda: any("install the CRDs" in line["message"] for line in lines(daemon)),
+            timeout_seconds=20.0,
+            what="the hint",
+        )
+        assert probe(daemon, "/readyz")[0] == 503
+        assert probe(daemon, "/healthz")[0] == 200
+    finally:
+        world.install_crds()
+
+    world.policy("c", {})
+    world.wait("its class", lambda: "c" in world.classes(), seconds=40.0)
+
+
+def test_nothing_is_written_at_rest(world: World) -> None:
+    daemon = ready_world(world)
+    world.wait("work to be done", lambda: world.condition("a")["status"] == "True")
+    before = world.versions()
+
+    # Each report is an event that makes everything run again.
+    for _ in range(5):
+        for node in world.nodes.values():
+            node.report()
+            time.sleep(0.4)
+    own = {path: v for path, v in world.versions().items() if "gpunodes" not in path}
+
+    assert own == {path: v for path, v in before.items() if "gpunodes" not in path}
+    assert daemon.alive

@@ -1,0 +1,122 @@
+"""A GpuNode becomes values to decide on, also when its agent is of another release or half blind."""
+
+from typing import Any
+
+import pytest
+
+from gpupolicy.api.node import GpuNode
+from gpupolicy.core.inventory import Health, MigState, Ownership, Placement
+from gpupolicy.core.observation import ObservedNode, Reader
+
+PROFILE = {
+    "id": 19,
+    "name": "1g.10gb",
+    "slices": 1,
+    "memoryMiB": 9984,
+    "maxInstances": 7,
+    "placements": [{"start": 0, "size": 1}],
+}
+CARD = {
+    "uuid": "GPU-0",
+    "index": 0,
+    "memory": "81559Mi",
+    "productName": "NVIDIA H100 80GB HBM3",
+    "mig": {"capable": True, "enabled": True, "profiles": [PROFILE]},
+    "ownership": "Owned",
+    "policy": "p",
+    "appliedRevision": "r1",
+    "reason": "Applied",
+    "instances": [
+        {
+            "profile": "1g.10gb",
+            "profileID": 19,
+            "placement": {"start": 3, "size": 1},
+            "uuid": "MIG-1",
+            "gpuInstanceID": 9,
+            "computeInstanceID": 0,
+            "ownership": "Owned",
+            "claims": [{"namespace": "a", "name": "c", "uid": "u", "pods": ["x"], "prepared": True}],
+            "processes": [{"pid": 7, "name": "python"}],
+        }
+    ],
+}
+
+
+def read(*cards: dict[str, Any], reader: Reader | None = None, **status: Any) -> ObservedNode:
+    body = {
+        "metadata": {"name": "n", "uid": "u", "generation": 3, "resourceVersion": "5"},
+        "spec": {"gpus": [{"uuid": "GPU-0", "policy": "p", "revision": "r1"}]},
+        "status": {"gpus": list(cards), **status},
+    }
+    return (reader or Reader()).read(GpuNode.model_validate(body))
+
+
+def test_a_card_is_read_whole() -> None:
+    node = read(CARD, driverVersion="580.1", lastObservedTime="2026-01-01T00:00:00Z", observedGeneration=2)
+
+    card = node.cards["GPU-0"]
+    assert (card.policy, card.applied_revision, card.reason) == ("p", "r1", "Applied")
+    assert card.gpu.memory_bytes == 81559 * 2**20
+    (instance,) = card.gpu.instances
+    assert (instance.profile_id, instance.placement, instance.in_use) == (19, Placement(3, 1), True)
+    assert instance.ownership is Ownership.OWNED
+    assert (instance.claims[0].pods, instance.processes[0].pid) == (("x",), 7)
+    assert (node.generation, node.observed_generation, node.has_reported) == (3, 2, True)
+    assert (node.inventory.node, node.inventory.driver_version) == ("n", "580.1")
+    assert node.assignments["GPU-0"].policy == "p"
+
+
+def test_a_card_of_which_only_the_uuid_is_known() -> None:
+    gpu = read({"uuid": "GPU-0", "index": 4}).cards["GPU-0"].gpu
+
+    assert (gpu.memory_bytes, gpu.product_name, gpu.mig) == (None, "", MigState())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "read_as"),
+    [
+        pytest.param("health", "Healthy", Health.HEALTHY, id="healthy"),
+        pytest.param("health", "Feverish", Health.UNKNOWN, id="health-of-the-future"),
+        pytest.param("ownership", "Observed", Ownership.OBSERVED, id="observed"),
+        pytest.param("ownership", "Shared", Ownership.FOREIGN, id="ownership-of-the-future"),
+        pytest.param("memory_bytes", "many", None, id="memory-unreadable"),
+    ],
+)
+def test_words_of_another_release_are_read_with_care(field: str, value: str, read_as: object) -> None:
+    wire = {"memory_bytes": "memory"}.get(field, field)
+
+    assert getattr(read(CARD | {wire: value}).cards["GPU-0"].gpu, field) == read_as
+
+
+@pytest.mark.parametrize(
+    ("conditions", "sees_all"),
+    [
+        pytest.param([], False, id="no-condition"),
+        pytest.param([("Observed", "True")], True, id="true"),
+        pytest.param([("Observed", "Unknown")], False, id="unknown"),
+        pytest.param([("Ready", "True")], False, id="another-condition"),
+    ],
+)
+def test_only_an_agent_that_says_so_sees_all(conditions: list[tuple[str, str]], sees_all: bool) -> None:
+    wire = [{"type": t, "status": s, "reason": "R", "lastTransitionTime": "t"} for t, s in conditions]
+
+    assert read(conditions=wire).sees_all is sees_all
+
+
+def test_an_agent_that_never_confirmed_has_not_reported() -> None:
+    assert not read(CARD).has_reported
+
+
+def test_cards_with_the_same_profiles_share_them() -> None:
+    reader = Reader()
+
+    first, second = (read(CARD, CARD | {"uuid": "GPU-1", "index": 1}, reader=reader).cards for _ in range(2))
+
+    profiles = {id(card.gpu.mig.profiles) for cards in (first, second) for card in cards.values()}
+    assert len(profiles) == 1
+
+
+def test_the_inventory_is_in_order_of_the_indexes() -> None:
+    cards = [{"uuid": f"GPU-{i}", "index": i} for i in (3, 1, 2)]
+
+    assert [g.index for g in read(*cards).inventory.gpus] == [1, 2, 3]
