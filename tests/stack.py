@@ -161,6 +161,8 @@ class Stack:
                 f"{simulator.directory}:/run/gpusim",
                 "--cdi-mount",
                 f"{simulator.nvidia_smi_path}:/usr/bin/nvidia-smi:ro",
+                "--cdi-mount",
+                f"{simulator.library_path.resolve()}:/usr/lib64/libnvidia-ml.so.1:ro",
                 *arguments,
             ],
             environment={"PYTHONPATH": str(ROOT / "operator"), "GPUSIM_DIR": str(simulator.directory)},

@@ -3,6 +3,7 @@
 Each test owns the policies it applies and takes them away; the cards of the nodes are whole and idle between tests.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from tests.stack import GpuNodeOptions, Stack
 from tests.stories import objects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+_numbers = itertools.count(1)
 
 NODES = (
     GpuNodeOptions(name="gpu-01", pool="train"),
@@ -40,7 +43,7 @@ def nodes(stack: Stack) -> Iterator[dict[str, Node]]:
 @pytest.fixture
 def namespace(stack: Stack, nodes: dict[str, Node]) -> Iterator[str]:
     """A namespace whose pods and policies go with the test; afterwards every card is idle again."""
-    with stack.cluster.namespace("story") as name:
+    with stack.cluster.namespace(f"story-{next(_numbers)}") as name:
         yield name
         stack.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=0", "--force")
         stack.kubectl("delete", "gpupolicies", "--all")
