@@ -1,1 +1,6 @@
-"""The agent: one process per GPU node that owns its GPUs and is the node's DRA driver."""
+"""The agent of one node: the one process that shapes its cards, publishes them and prepares claims on them."""
+
+from gpupolicy.agent import footprint
+
+# Here, because it has to come before the first import of aiohttp, by whatever module of the agent.
+footprint.prepare()

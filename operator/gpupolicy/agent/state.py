@@ -103,6 +103,10 @@ class NodeState:
                 await stack.enter_async_context(self._locks.setdefault(uuid, asyncio.Lock()))
             yield
 
+    def is_held(self, gpu_uuid: str) -> bool:
+        """Return whether somebody holds the lock of a card now."""
+        return gpu_uuid in self._locks and self._locks[gpu_uuid].locked()
+
     async def save_claim(self, record: ClaimRecord) -> None:
         """Write a claim's record to the ledger, then to `claims`. Only the claims handler calls it.
 

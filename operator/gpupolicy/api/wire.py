@@ -20,7 +20,9 @@ def camel(name: str) -> str:
 class Wire(BaseModel):
     """A frozen model that reads and writes camelCase JSON and ignores what it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, alias_generator=camel)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, alias_generator=camel, defer_build=True
+    )
 
     def to_wire(self) -> dict[str, Any]:
         """Return the object as it goes over the wire: JSON types, aliases, nothing that is unset or None."""

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from gpupolicy import __version__
-from gpupolicy.adapters import kube
+from gpupolicy.adapters import kube, logs
 from gpupolicy.adapters.kube import backoff
-from gpupolicy.controller import apply, expressions, health, logs, policy_watch, reconcile, watches
+from gpupolicy.controller import apply, expressions, health, policy_watch, reconcile, watches
 from gpupolicy.controller.evaluation import evaluate
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.world import World
@@ -262,6 +262,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the controller; the entry point of `gpupolicy-controller`."""
     options, level = _parse(arguments)
     logs.configure(level)
+    if level != "debug":
+        # Kopf says at every start in a thread that it leaves signals alone, which is what we want of it.
+        logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     try:
         asyncio.run(serve(options))
     except kube.ConfigurationError as error:

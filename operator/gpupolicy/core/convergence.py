@@ -5,12 +5,13 @@ publish asks which of our instances belong to the wanted layout, whatever stands
 or a foreign instance in a free corner is no reason to withdraw devices that pods are using.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuAssignment, GpuNodeSpec, GpuRelease
 from gpupolicy.api.policy import Strategy
-from gpupolicy.core.devices import DriverFacts, Published, card_devices
+from gpupolicy.core.devices import DriverFacts, Published, card_devices, places_named
 from gpupolicy.core.inventory import Gpu, Health, Instance, Ownership
 from gpupolicy.core.layouts import Layout, WholeCard
 from gpupolicy.core.planner import CardPlan, plan_card
@@ -81,19 +82,26 @@ class CardDecision:
         return self.plan if isinstance(self.plan, Refusal) else self.plan.waiting if self.plan else None
 
 
-def decide_card(gpu: Gpu, spec: GpuNodeSpec, around: Circumstances) -> CardDecision:
+def decide_card(
+    gpu: Gpu, spec: GpuNodeSpec, around: Circumstances, *, named: Collection[str] = ()
+) -> CardDecision:
     """Decide on one card.
 
     Args:
         gpu: the card, with ownership and claims filled in.
         spec: what the node's cards are to be.
         around: what holds for the node.
+        named: devices that claims name, whether they stand or not; where there is a choice those are made.
     """
     assignment = next((a for a in spec.gpus if a.uuid == gpu.uuid), None)
     if assignment is None:
         return _decide_unassigned(gpu, next((r for r in spec.releases if r.uuid == gpu.uuid), None), around)
     layout = wanted_layout(assignment)
-    plan = layout if isinstance(layout, Refusal) else plan_card(gpu, layout, adopt=assignment.adopt)
+    plan: CardPlan | Refusal
+    if isinstance(layout, Refusal):
+        plan = layout
+    else:
+        plan = plan_card(gpu, layout, adopt=assignment.adopt, prefer=places_named(gpu, named))
     to_publish = plan
     if isinstance(plan, Refusal) and not isinstance(layout, Refusal):
         to_publish = plan_card(_at_its_best(gpu), layout)

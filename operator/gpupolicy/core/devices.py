@@ -13,7 +13,7 @@ An attribute that is not known is left out; a selector has to cope with that any
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -155,7 +155,7 @@ def gpu_device(gpu: Gpu, policy: str, facts: DriverFacts) -> Device:
 def mig_device(gpu: Gpu, instance: Instance, policy: str, facts: DriverFacts) -> Device:
     """Return the device that is one MIG instance."""
     record = DeviceRecord(
-        name=mig_name(gpu, instance),
+        name=mig_name(gpu, instance.profile_id, instance.placement),
         kind=DeviceKind.MIG,
         policy=policy,
         gpu_uuid=gpu.uuid,
@@ -179,9 +179,17 @@ def gpu_name(gpu: Gpu) -> str:
     return f"gpu-{_slot(gpu)}"
 
 
-def mig_name(gpu: Gpu, instance: Instance) -> str:
+def mig_name(gpu: Gpu, profile_id: int, placement: Placement) -> str:
     """Return the name of an instance's device, from profile id and start: `mig-0000-1a-00-0-19-6`."""
-    return f"mig-{_slot(gpu)}-{instance.profile_id}-{instance.placement.start}"
+    return f"mig-{_slot(gpu)}-{profile_id}-{placement.start}"
+
+
+def places_named(gpu: Gpu, device_names: Collection[str]) -> frozenset[tuple[int, Placement]]:
+    """Return the places of a card (profile id and placement) whose instances would have one of these names."""
+    if not device_names:
+        return frozenset()
+    places = ((profile.id, placement) for profile in gpu.mig.profiles for placement in profile.placements)
+    return frozenset(place for place in places if mig_name(gpu, *place) in device_names)
 
 
 def semantic_version(text: str) -> Version | None:

@@ -120,6 +120,13 @@ def card_reason(gpu: Gpu, facts: NodeFacts) -> Refusal:
     return next((c for c in candidates if c is not None), Refusal(Reason.APPLIED, ""))
 
 
+def allocator(*, device_plugin: bool, ours: bool) -> Allocator:
+    """Return who hands out the cards, given whether a device plugin advertises any, and whether we do."""
+    if device_plugin:
+        return Allocator.BOTH if ours else Allocator.DEVICE_PLUGIN
+    return Allocator.DRA if ours else Allocator.NONE
+
+
 def layout_text(gpu: Gpu) -> str:
     """Return what stands on a card, in short: `whole`, `empty`, `2x1g.10gb 1x3g.40gb`."""
     if gpu.instances:

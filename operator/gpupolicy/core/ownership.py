@@ -105,7 +105,12 @@ def held(gpu: Gpu, prepared: Iterable[ClaimRecord], allocated: Allocations) -> G
         gpu,
         claims=uses(None, gpu_name(gpu)),
         instances=tuple(
-            replace(i, claims=uses(InstanceKey(gpu.uuid, i.profile_id, i.placement), mig_name(gpu, i)))
+            replace(
+                i,
+                claims=uses(
+                    InstanceKey(gpu.uuid, i.profile_id, i.placement), mig_name(gpu, i.profile_id, i.placement)
+                ),
+            )
             for i in gpu.instances
         ),
     )

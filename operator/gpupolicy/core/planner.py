@@ -9,9 +9,11 @@ prices itself, and the cheapest one, in this order, is the plan:
 2. idle instances that are not kept (they are destroyed);
 3. instances to be made. Their number follows from 1 and 2, so it needs no comparison of its own;
 4. while waiting: instances that cannot be made yet;
-5. openness: of all (profile, placement) pairs that the rules would still allow beside the layout, the number that
+5. places that claims name although nothing stands there (a reboot took it): the more of them are made, the more of
+   those claims' pods can go on;
+6. openness: of all (profile, placement) pairs that the rules would still allow beside the layout, the number that
    stays free; the more the better for what may come;
-6. the order in which arrangements are listed (large profiles at low starts first).
+7. the order in which arrangements are listed (large profiles at low starts first).
 
 A partial step is taken while waiting only where it makes something that is wanted. Planning on the result of a plan
 gives the same arrangement and nothing to do.
@@ -23,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from gpupolicy.api.conditions import Reason
-from gpupolicy.core.inventory import Gpu, Health, Instance, Ownership
+from gpupolicy.core.inventory import Gpu, Health, Instance, Ownership, Placement
 from gpupolicy.core.layouts import Layout, OnDemand, StaticLayout, WholeCard
 from gpupolicy.core.placement import (
     Arrangement,
@@ -84,19 +86,26 @@ class CardPlan:
         return self.waiting.instances if self.waiting else ()
 
 
-def plan_card(gpu: Gpu, layout: Layout, *, adopt: bool = False) -> CardPlan | Refusal:
+Places = frozenset[tuple[int, Placement]]
+"""Pairs of profile id and placement."""
+
+
+def plan_card(
+    gpu: Gpu, layout: Layout, *, adopt: bool = False, prefer: Places = frozenset()
+) -> CardPlan | Refusal:
     """Plan one card.
 
     Args:
         gpu: The card as observed, with the claims and processes that use it.
         layout: What it is to be.
         adopt: Whether instances that we did not make may be kept as ours, and destroyed where idle.
+        prefer: Places where claims expect an instance that does not stand.
 
     Returns:
         The plan; or a refusal where nothing can be done until somebody changes something: InvalidLayout (can
         never fit, or no such profile), MigUnsupported, OwnershipConflict, GpuUnhealthy, NotImplemented.
     """
-    outcome = _plan_healthy(gpu, layout, adopt=adopt)
+    outcome = _plan_healthy(gpu, layout, adopt=adopt, prefer=prefer)
     if gpu.health == Health.HEALTHY or (isinstance(outcome, CardPlan) and outcome.is_applied):
         return outcome
     detail = f": {gpu.health_message}" if gpu.health_message else ""
@@ -117,7 +126,7 @@ def layout_refusal(gpu: Gpu, layout: Layout) -> Refusal | None:
     return counts if isinstance(counts, Refusal) else None
 
 
-def _plan_healthy(gpu: Gpu, layout: Layout, *, adopt: bool) -> CardPlan | Refusal:
+def _plan_healthy(gpu: Gpu, layout: Layout, *, adopt: bool, prefer: Places) -> CardPlan | Refusal:
     counts = _counts(gpu, layout)
     if isinstance(counts, Refusal):
         return counts
@@ -129,7 +138,7 @@ def _plan_healthy(gpu: Gpu, layout: Layout, *, adopt: bool) -> CardPlan | Refusa
             "Delete them (nvidia-smi mig -dci, -dgi), or set adopt: true in the policy to take them over",
             instances=foreign,
         )
-    return _plan_cut(gpu, layout, counts) if counts else _plan_whole(gpu, layout)
+    return _plan_cut(gpu, layout, counts, prefer) if counts else _plan_whole(gpu, layout)
 
 
 def _card(gpu: Gpu) -> str:
@@ -209,10 +218,10 @@ def _plan_whole(gpu: Gpu, layout: Layout) -> CardPlan:
     return CardPlan(gpu.uuid, layout, now=change, waiting=_activation(gpu, enable=False) if pending else None)
 
 
-def _plan_cut(gpu: Gpu, layout: Layout, counts: Counts) -> CardPlan:
+def _plan_cut(gpu: Gpu, layout: Layout, counts: Counts, prefer: Places) -> CardPlan:
     """Plan a card with a fixed set of instances that is known to fit on the empty card."""
     standing = _Standing.of(gpu)
-    best = standing.cheapest(counts)
+    best = standing.cheapest(counts, prefer)
     keep = _by_start(i for bit, i in standing.usable if best.pairs & bit)
     drop = _by_start(i for i in gpu.instances if i not in keep)
     in_the_way = tuple(i for i in drop if i.in_use)
@@ -266,7 +275,7 @@ class _Standing:
             in_use_bits=sum(bit for bit, instance in usable if instance.in_use),
         )
 
-    def cheapest(self, counts: Counts) -> Arrangement:
+    def cheapest(self, counts: Counts, prefer: Places) -> Arrangement:
         """Return the arrangement of least cost, in the order that the module's header gives."""
         idle_bits = self.bits & ~self.in_use_bits
 
@@ -280,10 +289,12 @@ class _Standing:
         if len(equal) == 1:
             return equal[0]
         open_masks = self.geometry.open_masks(counts)
+        numbers = (self.geometry.index_of(*place) for place in prefer)
+        preferred = sum(1 << number for number in numbers if number is not None)
 
-        def preference(candidate: Arrangement) -> tuple[int, int]:
+        def preference(candidate: Arrangement) -> tuple[int, int, int]:
             free = sum(1 for mask in open_masks if not mask & candidate.slices)
-            return self._delayed(candidate), -free
+            return self._delayed(candidate), -(candidate.pairs & preferred).bit_count(), -free
 
         return min(equal, key=preference)
 

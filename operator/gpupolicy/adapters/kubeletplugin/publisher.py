@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from gpupolicy.adapters.kubeletplugin import slices
+from gpupolicy.adapters.kubeletplugin.slices import Pool  # The field `slices` below hides the module.
 
 RESYNC_SECONDS: Final = 300.0
 
@@ -62,6 +63,7 @@ class Publication:
         devices: how many devices are published.
         dropped: fields that the API server did not keep, such as `spec.devices[].taints`.
         problem: why it is not complete; empty while the first attempt is still to come.
+        pool: what was brought about last; a newer wish may be on its way.
     """
 
     complete: bool = False
@@ -70,6 +72,7 @@ class Publication:
     devices: int = 0
     dropped: tuple[str, ...] = ()
     problem: str = ""
+    pool: Pool | None = None
 
 
 class _RefusedError(Exception):
@@ -218,6 +221,7 @@ class SlicePublisher:
                 slices=len(names),
                 devices=len(pool.devices),
                 dropped=self._all_dropped(),
+                pool=pool,
             )
         )
         return bool(changes)

@@ -83,7 +83,7 @@ class Nvml:
         self._library = Library(library_path)
         self._sysfs = sysfs
         self._lanes = Lanes(call_seconds=call_seconds)
-        self._heard = heard
+        self.heard = heard
         self._started = False
         self._versions = ("", "")
         self._cards: dict[str, _Card] = {}
@@ -94,8 +94,10 @@ class Nvml:
         self._listening: frozenset[str] = frozenset()
         self._xids: dict[str, tuple[int, datetime]] = {}
 
-    async def observe(self, *, patience_seconds: float = PATIENCE_SECONDS) -> Observation:
-        """Read every card. Never raises for what NVML does.
+    async def observe(
+        self, *, skip: frozenset[str] = frozenset(), patience_seconds: float = PATIENCE_SECONDS
+    ) -> Observation:
+        """Read every card but those to `skip`, which are reported as they were. Never raises for what NVML does.
 
         A card that has not answered in time is reported as it was; its answer is kept for the next observation, and
         `heard` is called when it is there.
@@ -111,10 +113,11 @@ class Nvml:
         if count != len(self._by_index):
             # A card came or went, so indices may have moved; lanes and identities follow the UUID from now on.
             self._by_index, self._generation = {}, self._generation + 1
-        readings = {index: self._task(index, self._observer(index)) for index in range(count)}
+        indices = [index for index in range(count) if self._by_index.get(index) not in skip]
+        readings = {index: self._task(index, self._observer(index)) for index in indices}
         if readings:
             await asyncio.wait(readings.values(), timeout=patience_seconds)
-        results = [self._answer(index, reading) for index, reading in readings.items()]
+        results = [self._answer(index, readings.get(index)) for index in range(count)]
         seen = {gpu.uuid: gpu for gpu in results if isinstance(gpu, Gpu)}
         problems = [problem for problem in results if isinstance(problem, str)]
         gpus = (*seen.values(), *self._missing(seen, complete=not problems))
@@ -183,11 +186,13 @@ class Nvml:
             self._tasks[key] = asyncio.create_task(work())
         return self._tasks[key]
 
-    def _answer(self, index: int, reading: asyncio.Task[Gpu | str]) -> Gpu | str:
-        if reading.done():
-            del self._tasks[index]
-            return reading.result()
-        reading.add_done_callback(lambda _: self._heard())
+    def _answer(self, index: int, reading: asyncio.Task[Gpu | str] | None) -> Gpu | str:
+        """Return the answer of a card, or what was last known of one that is skipped or has not answered."""
+        if reading is not None:
+            if reading.done():
+                del self._tasks[index]
+                return reading.result()
+            reading.add_done_callback(lambda _: self.heard())
         card = self._cards.get(self._by_index.get(index, ""))
         if card is None or card.last is None:
             return f"card {index} has not answered yet"
@@ -257,7 +262,6 @@ class Nvml:
             gpu = await self._lanes.run(card.uuid, lambda: self._read(card))
         except NvmlError as error:
             return _sick(card, error)
-        card.last = gpu
         return self._judged(gpu)
 
     def _identify(self, index: int) -> _Card:
@@ -288,7 +292,8 @@ class Nvml:
             else ()
         )
         processes = instances.read_processes(self._library, card.handle)
-        return _gpu(card, mode, standing, processes)
+        card.last = _gpu(card, mode, standing, processes)
+        return card.last
 
     async def _on_card(self, gpu_uuid: str, work: Callable[[_Card], _T]) -> _T:
         card = self._cards.get(gpu_uuid)
@@ -346,7 +351,7 @@ class Nvml:
         if xid.number in APPLICATION_XIDS:
             return
         self._xids[xid.gpu_uuid] = (xid.number, datetime.now(UTC))
-        self._heard()
+        self.heard()
 
 
 def _sorted(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:

@@ -149,7 +149,9 @@ async def test_a_wish_is_published_once() -> None:
         assert shown(store) == names(WANTED)
         assert store.calls.count("create") == 2
         assert store.calls.count("list") <= 2
-        assert heard == [publisher.Publication(complete=True, generation=1, slices=2, devices=150)]
+        assert heard == [
+            publisher.Publication(pool=WANTED, complete=True, generation=1, slices=2, devices=150)
+        ]
         assert started.publication == heard[-1]
 
 

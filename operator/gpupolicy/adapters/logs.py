@@ -36,5 +36,3 @@ def configure(level: str) -> None:
         level=max(number, logging.WARNING) if number > logging.DEBUG else number, handlers=[handler]
     )
     logging.getLogger("gpupolicy").setLevel(number)
-    # Kopf says at every start in a thread that it leaves signals alone, which is what we want of it.
-    logging.getLogger("kopf._core.reactor.running").setLevel(max(number, logging.ERROR))

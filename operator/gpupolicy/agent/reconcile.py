@@ -1,0 +1,527 @@
+"""The loop: look at the cards, decide on each, publish, change what may be changed, report. Level-based throughout.
+
+A pass never waits for hardware or for the API server's writes. What takes time runs beside it: publishing and the
+status have tasks of their own, and a card that needs a change goes through a *round*:
+
+    pass:  its doomed devices are no longer wished for ──> round begins
+    round: the API server shows that ──> a moment, for allocations that were on their way ──> claims are listed ──>
+           under the card's lock the card is read and decided on again, now with those claims ──> it is changed
+    pass:  the new devices are published
+
+All cards that need a change at one time share the first steps of a round; then each goes its own way, so a slow card
+delays itself only. A round that finds a device allocated, or that the plan now dooms another one, does nothing; the
+next pass starts from there. A card whose change failed is tried again after a pause that grows.
+"""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from gpupolicy.adapters import files, kube, ledger
+from gpupolicy.adapters.nvml.session import Observation
+from gpupolicy.agent import changes
+from gpupolicy.agent.claimlist import ClaimList
+from gpupolicy.agent.state import NodeState
+from gpupolicy.api.conditions import Reason
+from gpupolicy.api.node import GpuNodeSpec, GpuNodeStatus
+from gpupolicy.core import node_status, ownership
+from gpupolicy.core.convergence import CardDecision, Circumstances, decide_card
+from gpupolicy.core.devices import Device, DriverFacts, in_order
+from gpupolicy.core.inventory import Gpu, Health, Inventory
+from gpupolicy.core.records import GpuRecord
+from gpupolicy.core.refusals import Refusal
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS: Final = (1.0, 60.0)
+_GLANCE_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long things take, in seconds.
+
+    Attributes:
+        poll: between two passes when nothing happens.
+        waiting: between two passes while a card waits for something that NVML or the API server will not tell of.
+        settle: how long after its withdrawal a device may still be allocated from a scheduler's cache.
+        withdraw: how long to wait for the API server to show a withdrawal before trying again.
+        outage: how long NVML may be away before its cards count as unknown.
+    """
+
+    poll: float = 10.0
+    waiting: float = 3.0
+    settle: float = 1.0
+    withdraw: float = 20.0
+    outage: float = 60.0
+
+
+class Hardware(changes.Cards, Protocol):
+    """The part of `nvml.session.Nvml` that the loop needs."""
+
+    async def observe(self, *, skip: frozenset[str] = ...) -> Observation:
+        """Read every card."""
+        ...
+
+
+class Slices(Protocol):
+    """The part of `publication.Publication` that the loop needs."""
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """Devices that the API server shows."""
+        ...
+
+    @property
+    def taints_served(self) -> bool:
+        """Whether taints are kept."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why not everything is published."""
+        ...
+
+    def publish(self, devices: tuple[Device, ...]) -> None:
+        """Wish for these devices."""
+        ...
+
+    def may_be_shown(self, name: str, *, settle_seconds: float = ...) -> bool:
+        """Return whether a scheduler may still allocate a device."""
+        ...
+
+
+class Wish(Protocol):
+    """The part of `gpunode.GpuNodeObject` that the loop needs."""
+
+    generation: int
+
+    @property
+    def spec(self) -> GpuNodeSpec | None:
+        """What the cards are to be; None until it is known."""
+        ...
+
+    @property
+    def status(self) -> GpuNodeStatus | None:
+        """The last status."""
+        ...
+
+    def report(self, status: GpuNodeStatus) -> None:
+        """Wish for this status."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What other parts of the agent know and the loop has to respect. Asked anew in every pass.
+
+    Attributes:
+        troubles: what keeps the node from being ready.
+        device_plugin: what a device plugin advertises, in words; empty where none does.
+        damaged: cards whose ledger record cannot be read, with the reason.
+    """
+
+    troubles: tuple[Refusal, ...] = ()
+    device_plugin: str = ""
+    damaged: Mapping[str, str] | None = None
+
+
+@dataclass(slots=True)
+class _Failure:
+    refusal: Refusal
+    attempts: int
+    retry_at: float
+    revision: str
+
+
+class Reconciler:
+    """The loop of one node.
+
+    Args:
+        state: the node in memory.
+        hardware: its cards.
+        slices: its devices in the API server.
+        wish: its GpuNode.
+        claims: allocations in the API server.
+        surroundings: asked in every pass.
+        on_change: called after a card was changed; must not block.
+        boot_id: of this boot.
+        agent_version: of this program.
+        timing: how long things take.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        hardware: Hardware,
+        slices: Slices,
+        wish: Wish,
+        claims: ClaimList,
+        *,
+        surroundings: Callable[[], Surroundings] = Surroundings,
+        on_change: Callable[[], None] = lambda: None,
+        boot_id: str = "",
+        agent_version: str = "",
+        timing: Timing | None = None,
+    ) -> None:
+        self._state = state
+        self._hardware = hardware
+        self._slices = slices
+        self._wish = wish
+        self._claims = claims
+        self._surroundings = surroundings
+        self._on_change = on_change
+        self._boot_id = boot_id
+        self._agent_version = agent_version
+        self._timing = timing or Timing()
+        self._rounds: dict[str, asyncio.Task[None]] = {}
+        self._changing: set[str] = set()
+        # Counts begun and ended changes of a card: an observation that overlaps one says nothing.
+        self._epochs: dict[str, int] = {}
+        self._failures: dict[str, _Failure] = {}
+        self._decisions: dict[str, CardDecision] = {}
+        self._seen_at: float | None = None
+        self._started_at = time.monotonic()
+        self._ledger_problem = ""
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Reconcile until cancelled; changes that are under way go on to their end."""
+        try:
+            while True:
+                await self.reconcile_once()
+                await self._state.reconcile.wait(self._pause_seconds())
+        finally:
+            self._stopping = True
+
+    async def drain(self) -> None:
+        """Wait for changes that are under way."""
+        self._stopping = True
+        changing = [self._rounds[uuid] for uuid in self._changing if uuid in self._rounds]
+        for uuid, task in self._rounds.items():
+            if uuid not in self._changing:
+                task.cancel()
+        if changing:
+            await asyncio.wait(changing)
+
+    async def look(self) -> None:
+        """Look at the cards and remember what stands, without deciding on anything."""
+        await self._look()
+
+    async def reconcile_once(self) -> None:
+        """Make one pass."""
+        observation, circumstances, around, epochs = await self._look()
+        if self._wish.spec is None:
+            return
+        # A round decides on what it has listed itself; while one is under way, that is not to be forgotten here.
+        if not self._rounds and await self._claims.refresh(self._awaited()):
+            self._state.reconcile.set()
+        await self._note_applied(self._decisions, epochs)
+        if self._may_publish(observation):
+            self._slices.publish(in_order((d.gpu, d.published) for d in self._decisions.values()))
+        self._forget_failures(self._decisions)
+        self._begin_round(self._decisions, circumstances, around)
+        self._report(observation, around, circumstances)
+
+    async def _look(self) -> tuple[Observation, Circumstances, Surroundings, dict[str, int]]:
+        epochs = dict(self._epochs)
+        observation = await self._hardware.observe(skip=frozenset(self._changing))
+        inventory = self._judged(observation)
+        fresh = {g.uuid for g in inventory.gpus if self._is_fresh(g.uuid, epochs)}
+        if observation.available:
+            await self._settle_records([g for g in inventory.gpus if g.uuid in fresh], epochs)
+        around = self._surroundings()
+        circumstances = self._circumstances(inventory, observation, around)
+        gpus = tuple(self._with_users(gpu) for gpu in inventory.gpus)
+        spec = self._wish.spec or GpuNodeSpec()
+        decisions = {gpu.uuid: self._decide(gpu, spec, circumstances, around) for gpu in gpus}
+        self._decisions = decisions
+        self._state.inventory = replace(inventory, gpus=gpus)
+        self._remember_devices({uuid: d for uuid, d in decisions.items() if uuid in fresh}, set(decisions))
+        if observation.available:
+            self._state.loaded.set()
+        await self._state.announce()
+        return observation, circumstances, around, epochs
+
+    def _judged(self, observation: Observation) -> Inventory:
+        """Return the cards; while NVML is away for a moment only, as healthy as they were."""
+        now = time.monotonic()
+        if observation.available:
+            self._seen_at = now
+        gpus = observation.gpus
+        if (
+            not observation.available
+            and self._seen_at is not None
+            and now - self._seen_at < self._timing.outage
+        ):
+            before = {g.uuid: g for g in self._state.inventory.gpus}
+            gpus = tuple(
+                replace(g, health=before[g.uuid].health, health_message=before[g.uuid].health_message)
+                if g.uuid in before
+                else g
+                for g in gpus
+            )
+        return Inventory(
+            node=self._state.node,
+            gpus=gpus,
+            driver_version=observation.driver_version,
+            cuda_version=observation.cuda_version,
+            boot_id=self._boot_id,
+            message=observation.message,
+        )
+
+    def _is_fresh(self, uuid: str, epochs: Mapping[str, int]) -> bool:
+        return uuid not in self._changing and self._epochs.get(uuid, 0) == epochs.get(uuid, 0)
+
+    async def _settle_records(self, gpus: Iterable[Gpu], epochs: Mapping[str, int]) -> None:
+        """Write what the hardware bears out of each card's record, where that is news."""
+        for gpu in gpus:
+            if gpu.health is Health.HEALTHY and gpu.uuid in self._state.gpus:
+                await self._update_record(gpu.uuid, epochs, functools.partial(ownership.settled, gpu=gpu))
+
+    async def _update_record(
+        self, uuid: str, epochs: Mapping[str, int], change: Callable[[GpuRecord], GpuRecord]
+    ) -> None:
+        """Change a card's record where that is news; not while somebody has the card, the next pass will do then."""
+        known = self._state.gpus.get(uuid) or GpuRecord(uuid)
+        if change(known) == known or self._state.is_held(uuid):
+            return
+        async with self._state.hold([uuid]):
+            if self._is_fresh(uuid, epochs):
+                await self._save(change(self._state.gpus.get(uuid) or GpuRecord(uuid)))
+
+    async def _save(self, record: GpuRecord) -> None:
+        """Write a record; what the disk refuses is a trouble of the node and tried again in the next pass."""
+        try:
+            await self._state.save_gpu(record)
+        except (files.FileError, ledger.DamagedRecordError) as error:
+            self._ledger_problem = str(error)
+        else:
+            self._ledger_problem = ""
+
+    def _with_users(self, gpu: Gpu) -> Gpu:
+        owned = ownership.owned(gpu, self._state.gpus.get(gpu.uuid))
+        return ownership.held(owned, self._state.claims.values(), self._claims.allocated)
+
+    def _awaited(self) -> frozenset[str]:
+        """Return the UIDs of claims that a card waits for and that this node has not prepared."""
+        uses = (
+            use
+            for decision in self._decisions.values()
+            if decision.waiting is not None
+            for use in decision.waiting.claims
+        )
+        return frozenset(use.uid for use in uses if use.uid not in self._state.claims)
+
+    def _circumstances(
+        self, inventory: Inventory, observation: Observation, around: Surroundings
+    ) -> Circumstances:
+        hands_off = None
+        if not observation.available:
+            hands_off = Refusal(Reason.NVML_UNAVAILABLE, observation.message)
+        elif around.device_plugin:
+            hands_off = Refusal(
+                Reason.OWNERSHIP_CONFLICT,
+                f"a device plugin advertises {around.device_plugin} on this node, and two allocators hand out the "
+                "same card twice. Take the plugin off this node (for NVIDIA's GPU operator, label the node "
+                "nvidia.com/gpu.deploy.device-plugin=false)",
+            )
+        return Circumstances(
+            facts=DriverFacts(inventory.driver_version, inventory.cuda_version),
+            taints_served=self._slices.taints_served,
+            hands_off=hands_off,
+            offers_nothing=bool(around.device_plugin),
+        )
+
+    def _decide(
+        self,
+        gpu: Gpu,
+        spec: GpuNodeSpec,
+        circumstances: Circumstances,
+        around: Surroundings,
+        *,
+        named: Collection[str] = (),
+    ) -> CardDecision:
+        damage = (around.damaged or {}).get(gpu.uuid)
+        if damage is not None:
+            circumstances = replace(circumstances, hands_off=Refusal(Reason.LEDGER_CORRUPT, damage))
+        return decide_card(gpu, spec, circumstances, named=named)
+
+    def _remember_devices(self, decisions: Mapping[str, CardDecision], existing: set[str]) -> None:
+        """Bring `state.devices` up to date, except for cards that are being changed."""
+        devices = {
+            name: record
+            for name, record in self._state.devices.items()
+            if record.gpu_uuid in existing and record.gpu_uuid not in decisions
+        }
+        health = {name: self._state.health[name] for name in devices if name in self._state.health}
+        for decision in decisions.values():
+            for device in decision.published.standing:
+                devices[device.name] = device.record
+                health[device.name] = (device.health, device.health_message)
+        self._state.devices, self._state.health = devices, health
+
+    def _may_publish(self, observation: Observation) -> bool:
+        """Whether enough is known to publish. A node whose NVML never worked says so only after a while."""
+        return observation.available or self._seen_at is not None or self._is_blind(observation)
+
+    def _is_blind(self, observation: Observation) -> bool:
+        since = self._started_at if self._seen_at is None else self._seen_at
+        return not observation.available and time.monotonic() - since >= self._timing.outage
+
+    async def _note_applied(self, decisions: Mapping[str, CardDecision], epochs: Mapping[str, int]) -> None:
+        """Record the policy and the revision of cards on which what is wanted stands, or which nobody wants."""
+        for uuid, decision in decisions.items():
+            assignment = decision.assignment
+            if not self._is_fresh(uuid, epochs) or (assignment is None and uuid not in self._state.gpus):
+                continue
+            if assignment is not None and not decision.is_applied:
+                continue
+            facts = {
+                "pci_bus_id": decision.gpu.pci_bus_id,
+                "policy": assignment.policy if assignment else "",
+                "revision": assignment.revision if assignment else "",
+            }
+            await self._update_record(uuid, epochs, functools.partial(replace, **facts))
+
+    def _forget_failures(self, decisions: Mapping[str, CardDecision]) -> None:
+        for uuid in list(self._failures):
+            decision = decisions.get(uuid)
+            if decision is None or not decision.needs_change:
+                del self._failures[uuid]
+            elif _revision(decision) != self._failures[uuid].revision:
+                # Something else is wanted now; that it failed before says nothing about this.
+                del self._failures[uuid]
+
+    def _begin_round(
+        self, decisions: Mapping[str, CardDecision], circumstances: Circumstances, around: Surroundings
+    ) -> None:
+        now = time.monotonic()
+        due = {
+            uuid: decision
+            for uuid, decision in decisions.items()
+            if decision.needs_change
+            and uuid not in self._rounds
+            and (uuid not in self._failures or self._failures[uuid].retry_at <= now)
+        }
+        if not due or self._stopping:
+            return
+        doomed = frozenset(name for decision in due.values() for name in decision.doomed)
+        ready = asyncio.create_task(self._prepare_round(doomed))
+
+        def decide(gpu: Gpu, allocated: ownership.Allocations) -> CardDecision:
+            spec = self._wish.spec or GpuNodeSpec()
+            users = ownership.held(gpu, self._state.claims.values(), allocated)
+            return self._decide(users, spec, circumstances, around, named=allocated.keys())
+
+        for uuid, decision in due.items():
+            task = asyncio.create_task(self._round(uuid, ready, decide, _revision(decision)))
+            self._rounds[uuid] = task
+            task.add_done_callback(_raise)
+
+    async def _prepare_round(self, doomed: frozenset[str]) -> ownership.Allocations | Refusal:
+        """Wait until nobody can be allocated a doomed device any more, and return who was; or why that is not known."""
+        try:
+            async with asyncio.timeout(self._timing.withdraw):
+                while any(map(self._may_be_shown, doomed)):  # noqa: ASYNC110 - time alone decides in the end
+                    await asyncio.sleep(_GLANCE_SECONDS)
+                return await self._claims.list()
+        except TimeoutError:
+            problem = self._slices.problem or "it does not answer"
+            return Refusal(
+                Reason.WAITING_FOR_SLICES,
+                f"before the card is changed the API server has to show that its devices are withdrawn: {problem}",
+            )
+        except kube.KubeError as error:
+            return Refusal(
+                Reason.WAITING_FOR_CLAIMS, f"before the card is changed the claims have to be listed: {error}"
+            )
+
+    async def _round(
+        self,
+        uuid: str,
+        ready: Awaitable[ownership.Allocations | Refusal],
+        decide: Callable[[Gpu, ownership.Allocations], CardDecision],
+        revision: str,
+    ) -> None:
+        try:
+            allocated = await ready
+            failure = allocated if isinstance(allocated, Refusal) else None
+            if not isinstance(allocated, Refusal) and not self._stopping:
+                self._epochs[uuid] = self._epochs.get(uuid, 0) + 1
+                self._changing.add(uuid)
+                outcome = await changes.change_card(
+                    self._state, self._hardware, uuid, lambda gpu: decide(gpu, allocated), self._may_be_shown
+                )
+                failure = outcome.failure
+                self._on_change()
+            if failure is None:
+                self._failures.pop(uuid, None)
+            else:
+                before = self._failures.get(uuid)
+                attempts = before.attempts + 1 if before else 1
+                pause = min(_RETRY_SECONDS[0] * 2 ** (attempts - 1), _RETRY_SECONDS[1])
+                self._failures[uuid] = _Failure(failure, attempts, time.monotonic() + pause, revision)
+        finally:
+            self._epochs[uuid] = self._epochs.get(uuid, 0) + 1
+            self._changing.discard(uuid)
+            self._rounds.pop(uuid, None)
+            self._state.reconcile.set()
+
+    def _may_be_shown(self, name: str) -> bool:
+        return self._slices.may_be_shown(name, settle_seconds=self._timing.settle)
+
+    def _pause_seconds(self) -> float:
+        """Return how long the loop may sleep."""
+        pause = self._timing.poll
+        if any(
+            d.waiting is not None and d.waiting.reason is Reason.WAITING_FOR_CLAIMS
+            for d in self._decisions.values()
+        ):
+            pause = min(pause, self._timing.waiting)
+        now = time.monotonic()
+        retries = [f.retry_at - now for uuid, f in self._failures.items() if uuid not in self._rounds]
+        return max(0.05, min([pause, *retries]))
+
+    def _report(self, observation: Observation, around: Surroundings, circumstances: Circumstances) -> None:
+        troubles = around.troubles
+        if self._slices.problem:
+            troubles = (*troubles, Refusal(Reason.WAITING_FOR_SLICES, self._slices.problem))
+        if self._ledger_problem:
+            troubles = (*troubles, Refusal(Reason.LEDGER_CORRUPT, self._ledger_problem))
+        if circumstances.hands_off is not None and observation.available:
+            troubles = (circumstances.hands_off, *troubles)
+        facts = node_status.NodeFacts(
+            inventory=self._state.inventory,
+            decisions=self._decisions,
+            records=self._state.gpus,
+            failures={uuid: failure.refusal for uuid, failure in self._failures.items()},
+            shown=self._slices.shown,
+            troubles=troubles,
+            blind=observation.message if self._is_blind(observation) or self._seen_at is None else None,
+            was_seen=self._seen_at is not None,
+            allocator=node_status.allocator(
+                device_plugin=bool(around.device_plugin),
+                ours=bool(self._slices.shown or self._state.claims),
+            ),
+            generation=self._wish.generation,
+            agent_version=self._agent_version,
+        )
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._wish.report(node_status.node_status(facts, self._wish.status, now=now))
+
+
+def _revision(decision: CardDecision) -> str:
+    return decision.assignment.revision if decision.assignment else ""
+
+
+def _raise(task: asyncio.Task[None]) -> None:
+    """Let a bug in a round end the process: a task that dies in silence would leave its card as it is for ever."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler(
+            {"message": "a round failed", "exception": error, "task": task}
+        )
