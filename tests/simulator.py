@@ -125,6 +125,18 @@ class Simulator:
             raise SimulatorError(done.stderr.strip() or f"gpusim {name} failed")
         return done.stdout
 
+    def execute(
+        self, command: Sequence[object], *, options: Sequence[str] = (), **arguments: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program that finds the node's files at their absolute places below /proc and /sys.
+
+        It runs in a mount namespace of its own, with the node's library and tools first on its paths. `options` go
+        to `gpusim exec`, `arguments` to `subprocess.run`.
+        """
+        words = [self.gpusim_path, "exec", "--dir", self.directory, *options, "--", *command]
+        arguments = {"capture_output": True, "text": True, **arguments}
+        return subprocess.run([str(word) for word in words], check=False, **arguments)
+
     def create(
         self,
         *,

@@ -13,8 +13,11 @@ from pathlib import Path
 CACHE = Path(os.environ.get("GPUPOLICY_CACHE", "~/.cache/gpupolicy")).expanduser() / "contract"
 
 
-def build(directory: Path) -> Path:
+def build(directory: Path, *, cgo: bool = False) -> Path:
     """Return the built program of a Go module; build it if need be.
+
+    With `cgo`, names that a library may lack are bound when they are first called, as the vendor's own wrapper
+    expects, and not when the program starts.
 
     Raises:
         subprocess.CalledProcessError: it does not compile; the compiler's words are on stderr.
@@ -30,11 +33,27 @@ def build(directory: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
             unfinished = program.with_suffix(".tmp")
+            linking = ["-ldflags=-extldflags=-Wl,-z,lazy"] if cgo else []
             subprocess.run(
-                ["go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-o", str(unfinished), "."],
+                [
+                    "go",
+                    "build",
+                    "-p",
+                    "2",
+                    "-trimpath",
+                    "-buildvcs=false",
+                    *linking,
+                    "-o",
+                    str(unfinished),
+                    ".",
+                ],
                 cwd=directory,
                 check=True,
-                env={**os.environ, "CGO_ENABLED": "0"},
+                env={
+                    **os.environ,
+                    "CGO_ENABLED": str(int(cgo)),
+                    "CGO_CFLAGS": "-O2 -Wno-deprecated-declarations",
+                },
             )
             unfinished.rename(program)
     return program

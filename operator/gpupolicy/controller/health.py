@@ -34,9 +34,10 @@ class HealthServer:
             port: port to listen on; 0 takes a free one.
         """
         application = web.Application()
-        application.router.add_get("/healthz", lambda _: _answer(checks.alive))
-        application.router.add_get("/readyz", lambda _: _answer(checks.ready))
-        self._runner = web.AppRunner(application, access_log=None)
+        application.router.add_get("/healthz", self._alive)
+        application.router.add_get("/readyz", self._ready)
+        self._checks = checks
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         self._host = host
         self._port = port
 
@@ -47,7 +48,7 @@ class HealthServer:
             OSError: the port is taken.
         """
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, shutdown_timeout=1.0)
+        site = web.TCPSite(self._runner, self._host, self._port)
         await site.start()
         return int(self._runner.addresses[0][1])
 
@@ -55,8 +56,14 @@ class HealthServer:
         """Stop listening and close what is open."""
         await self._runner.cleanup()
 
+    async def _alive(self, _: web.Request) -> web.Response:
+        return _answer(self._checks.alive)
 
-async def _answer(checks: Mapping[str, Check]) -> web.Response:
+    async def _ready(self, _: web.Request) -> web.Response:
+        return _answer(self._checks.ready)
+
+
+def _answer(checks: Mapping[str, Check]) -> web.Response:
     found = {name: check() for name, check in checks.items()}
     lines = [f"{name}: {problem or 'ok'}" for name, problem in found.items()]
     healthy = not any(found.values())

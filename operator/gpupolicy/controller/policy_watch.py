@@ -208,7 +208,8 @@ def _settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.networking.error_backoffs = _EndlessBackoff()
-    settings.queueing.worker_limit = 8
+    # A worker per object stays for this long; a limit on their number would make the next object wait for that.
+    settings.queueing.idle_timeout = 1.0
     settings.process.ultimate_exiting_timeout = None
     settings.persistence.finalizer = f"{names.GROUP}/unused"
     return settings

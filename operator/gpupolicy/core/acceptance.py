@@ -5,12 +5,13 @@ the own CEL expression, then names that somebody else has, then layouts that no 
 needs from the cluster is gathered beforehand and handed in; nothing here asks anybody.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpupolicy.api.conditions import Reason
 from gpupolicy.api.policy import GpuPolicy
-from gpupolicy.core import policies, served
+from gpupolicy.core import policies, selectors, served
 from gpupolicy.core.classes import DesiredClass, LiveClass, judge_names
 from gpupolicy.core.inventory import Gpu
 from gpupolicy.core.labels import LabelSelector
@@ -39,6 +40,7 @@ class Selection:
         matched: the cards on them that the card selector selects.
         candidates: all cards on them.
         clauses: for each field of the card selector, how many cards it drops.
+        failure: what goes wrong with the own CEL expression on some card; empty where nothing does.
         empty: why no card is selected; None where one is.
     """
 
@@ -47,6 +49,7 @@ class Selection:
     matched: tuple[Gpu, ...] = ()
     candidates: tuple[Gpu, ...] = ()
     clauses: tuple[str, ...] = ()
+    failure: str = ""
     empty: Refusal | None = None
 
 
@@ -80,6 +83,10 @@ def readable(policy: GpuPolicy, problem: str | None) -> Refusal | None:
     malformed = LabelSelector.of(policy.spec.node_selector).problem
     if malformed is not None:
         return Refusal(Reason.INVALID_POLICY, f"spec.nodeSelector: {malformed}")
+    found = selectors.problems(policy.spec.gpu_selector, selectors.GPUPOLICY)
+    if found:
+        texts = [f"spec.gpuSelector.{p.field}: {p.message}" for p in found]
+        return Refusal(Reason.INVALID_SELECTOR, ". ".join(texts))
     return None
 
 
@@ -98,19 +105,25 @@ def select(policy: GpuPolicy, nodes: Iterable[NodeCards], judgements: Mapping[st
     candidates = tuple(gpu for n in reporting for gpu in n.gpus)
     unknown = Judgement(None, "the CEL expression was not judged on this card")
     matched = []
+    failures: Counter[str] = Counter()
     for gpu in candidates:
         judgement = view.cards.judge(gpu)
         if view.cel is not None:
-            judgement = combine(judgement, judgements.get(gpu.uuid, unknown))
+            own = judgements.get(gpu.uuid, unknown)
+            if judgement.matches and own.matches is None:
+                failures[own.message] += 1
+            judgement = combine(judgement, own)
         if judgement.matches:
             matched.append(gpu)
+    failure = _failure(failures)
     return Selection(
         nodes=reporting,
         waiting=tuple(n.name for n in selected if not n.has_agent),
         matched=tuple(matched),
         candidates=candidates,
         clauses=_clauses(policy, candidates, judgements),
-        empty=None if matched else _empty(policy, known, selected, reporting, candidates),
+        failure=failure,
+        empty=None if matched else _empty(policy, known, selected, candidates, failure),
     )
 
 
@@ -138,15 +151,16 @@ def judge(
     if refusals and len(refusals) == len(kinds):
         texts = sorted({f"spec.sharing.mig.layout: {r.message}" for r in refusals})
         return Acceptance(Refusal(refusals[0].reason, listing(texts)))
-    return Acceptance(None, verdict.notes, verdict.losers or {})
+    notes = (*([selection.failure] if selection.failure else []), *verdict.notes)
+    return Acceptance(None, notes, verdict.losers or {})
 
 
 def _empty(
     policy: GpuPolicy,
     known: Sequence[NodeCards],
     selected: Sequence[NodeCards],
-    reporting: Sequence[NodeCards],
     candidates: Sequence[Gpu],
+    failure: str,
 ) -> Refusal:
     """Say why no card is selected, with the values that exist."""
     if not selected:
@@ -162,16 +176,27 @@ def _empty(
         return Refusal(
             Reason.NO_MATCHING_NODES, f"{text}. Values that exist: {have}" if have and known else text
         )
+    reporting = sum(n.has_agent for n in selected)
     if not reporting:
         return Refusal(
             Reason.WAITING_FOR_AGENT,
             f"the agents of {listing(n.name for n in selected)} have not reported yet",
         )
+    if failure:
+        return Refusal(Reason.INVALID_SELECTOR, failure)
     return Refusal(
         Reason.NO_MATCHING_DEVICES,
-        f"spec.gpuSelector selects none of the {len(candidates)} cards on {len(reporting)} nodes. "
+        f"spec.gpuSelector selects none of the {len(candidates)} cards on {reporting} nodes. "
         f"Values that exist: {existing_values(candidates)}",
     )
+
+
+def _failure(failures: Counter[str]) -> str:
+    """Say on how many cards the own expression fails, and how it does on the most of them."""
+    if not failures:
+        return ""
+    ((message, _),) = failures.most_common(1)
+    return f"spec.gpuSelector.cel: on {failures.total()} cards, {message}. They are not taken"
 
 
 def _clauses(

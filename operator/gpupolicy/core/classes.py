@@ -16,7 +16,6 @@ somebody else's and is not touched, its mark apart.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +26,7 @@ from gpupolicy.api.policy import GpuPolicy, Offer
 from gpupolicy.core import profiles
 from gpupolicy.core.records import DeviceKind
 from gpupolicy.core.refusals import Refusal
+from gpupolicy.core.selectors import quote
 
 REVISION_ANNOTATION: Final = f"{names.GROUP}/revision"
 """On our classes: hash of the spec that we applied."""
@@ -68,7 +68,7 @@ class DesiredClass:
     @property
     def expression(self) -> str:
         """The CEL expression of its only selector."""
-        parts = [f"device.driver == {_quoted(names.DRIVER)}"]
+        parts = [f"device.driver == {quote(names.DRIVER)}"]
         parts += _equals("policy", self.policy)
         parts += _equals("type", self.kind)
         if self.profile is not None:
@@ -349,10 +349,5 @@ def _still_taken(loser: LiveClass, live: Mapping[str, LiveClass]) -> bool:
 
 
 def _equals(attribute: str, *values: str) -> list[str]:
-    right = f"== {_quoted(values[0])}" if len(values) == 1 else f"in [{', '.join(map(_quoted, values))}]"
-    return [f"{_quoted(attribute)} in {_DOMAIN}", f"{_DOMAIN}.{attribute} {right}"]
-
-
-def _quoted(text: str) -> str:
-    """Return a CEL string literal; what names may contain needs the escapes of JSON only."""
-    return json.dumps(text)
+    right = f"== {quote(values[0])}" if len(values) == 1 else f"in [{', '.join(map(quote, values))}]"
+    return [f"{quote(attribute)} in {_DOMAIN}", f"{_DOMAIN}.{attribute} {right}"]

@@ -341,14 +341,10 @@ def _mode_to_enable(gpu: Gpu) -> bool | None:
 def _waits_for_whole_card(gpu: Gpu, change: Change) -> bool:
     """Whether users of the whole card forbid a change.
 
-    A claim on the whole card forbids all; any use forbids a change of mode; and a process on the card makes the
-    driver refuse the first instance, since only that one really partitions the card.
+    A claim on the whole card forbids any. A process on it forbids the first instance only, which is what really
+    partitions the card (and what a change of mode is followed by); further ones do not disturb it.
     """
-    if change.is_empty:
-        return False
-    if gpu.claims or (change.mig_mode is not None and gpu.in_use):
-        return True
-    return bool(gpu.processes and change.create and not gpu.instances)
+    return not change.is_empty and bool(gpu.claims or (gpu.processes and not gpu.instances))
 
 
 def _activation(gpu: Gpu, *, enable: bool) -> Refusal:

@@ -10,12 +10,13 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["InvalidQuantityError", "Quantity", "parse"]
+__all__ = ["InvalidQuantityError", "Quantity", "UnsupportedQuantityError", "parse"]
 
 _INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
 _NANO_EXPONENT = -9
 # Upstream takes the small representation only while the digits surely fit into 64 bits.
+_MAX_EXPONENT = 999
 _SMALL_DIGITS = 18
 _SMALL_BINARY_DIGITS = 15
 
@@ -32,6 +33,10 @@ _FORMAT_MESSAGE = (
 
 class InvalidQuantityError(ValueError):
     """The text is not a quantity; the message is the API server's."""
+
+
+class UnsupportedQuantityError(ValueError):
+    """The API server takes the text for a quantity, but nobody can mean it: its exponent has four digits or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,15 @@ class Quantity:
 
     def sub(self, other: "Quantity") -> "Quantity":
         """Return the difference, stored as upstream stores it."""
-        return self._combined(self.value - other.value, other)
+        subtracted = -other.value
+        if (
+            other.exponent is not None
+            and self.exponent is not None
+            and other.value / Fraction(10) ** other.exponent == _INT64_MIN
+        ):
+            # The least 64-bit integer is its own negative.
+            subtracted = other.value
+        return self._combined(self.value + subtracted, other)
 
     def _combined(self, value: Fraction, other: "Quantity") -> "Quantity":
         if self.exponent is None or other.exponent is None:
@@ -104,6 +117,7 @@ def parse(text: str) -> Quantity:
 
     Raises:
         InvalidQuantityError: with the API server's message.
+        UnsupportedQuantityError: on an absurd exponent.
     """
     if not text:
         raise InvalidQuantityError(_FORMAT_MESSAGE)
@@ -115,6 +129,10 @@ def parse(text: str) -> Quantity:
     if not whole and match["point"] is None and not suffix:
         return Quantity(Fraction(0), 0)
     exponent, binary = _suffix_exponent(suffix)
+    if abs(exponent) > _MAX_EXPONENT:
+        if (whole + part).strip("0"):
+            raise UnsupportedQuantityError(f"{text} is a quantity, but of a size that is not computed with")
+        exponent = 0
     sign = -1 if match["sign"] == "-" else 1
     digits = Fraction(int((whole or "0") + part), 10 ** len(part))
     value = sign * digits * (Fraction(2) if binary else Fraction(10)) ** exponent
@@ -135,10 +153,9 @@ def _suffix_exponent(suffix: str) -> tuple[int, bool]:
     scientific = _SCIENTIFIC.fullmatch(suffix)
     if scientific is not None:
         exponent = int(scientific["exponent"])
-        # Larger exponents wrap around upstream; nobody means them.
-        if abs(exponent) <= 1000:  # noqa: PLR2004
-            return exponent, False
-        raise InvalidQuantityError("unable to parse quantity's suffix: the exponent is out of range")
+        if _INT64_MIN <= exponent <= _INT64_MAX:
+            # Upstream keeps the lower 32 bits.
+            return (exponent + 2**31) % 2**32 - 2**31, False
     if re.fullmatch(r"[eEinumkKMGTP]*[+-]?[0-9]*", suffix):
         raise InvalidQuantityError("unable to parse quantity's suffix")
     raise InvalidQuantityError(_FORMAT_MESSAGE)

@@ -262,7 +262,7 @@ static int store_limit(char limits[MAX_DEVICES][24], const char *device, const c
     if (!*device || *rest || number >= MAX_DEVICES)
         return 0;
     unsigned long long amount = strtoull(value, &rest, 10);
-    if (amount == 0 || !strchr("gGmM", *rest))
+    if (amount == 0 || !*rest || !strchr("gGmM", *rest) || rest[1])
         return 0;
     snprintf(limits[number], sizeof(limits[number]), "%s", value);
     return 1;

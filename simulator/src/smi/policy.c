@@ -93,13 +93,16 @@ int run_compute_policy(int count, char **words)
     static const char *const names[] = {"default", "short", "medium", "long"};
     struct card cards[MAX_GPUS];
     const char *value = option(count, words, "--set-timeslice", NULL);
-    int number = value ? (int)strtol(value, NULL, 10) : 0;
+    char *rest = "";
+    int number = value ? (int)strtol(value, &rest, 10) : 0;
     if (!value && !option(count, words, "--list", "-l"))
         give_up(2, "compute-policy needs --list or --set-timeslice N");
     for (int i = 0; value && i < 4; i++)
-        if (strcasecmp(value, names[i]) == 0)
+        if (strcasecmp(value, names[i]) == 0) {
             number = i;
-    if (value && (!*value || number < 0 || number > 3))
+            rest = "";
+        }
+    if (value && (!*value || *rest || number < 0 || number > 3))
         give_up(2, "Invalid timeslice '%s': 0 (default), 1 (short), 2 (medium), 3 (long)", value);
     int found = cards_named(option(count, words, "-i", "--id"), cards);
     for (int i = 0; i < found; i++) {

@@ -38,6 +38,12 @@ def install_crds(cluster: Cluster) -> None:
 @pytest.fixture(scope="session")
 def installed(cluster: Cluster) -> Cluster:
     """The cluster with CRDs and the roles of the chart."""
+    install(cluster)
+    return cluster
+
+
+def install(cluster: Cluster) -> None:
+    """Install the CRDs and the controller's roles, as the chart has them."""
     plane = cluster.control_plane
     install_crds(cluster)
     if plane.admin.call("GET", f"/api/v1/namespaces/{NAMESPACE}").status != 200:
@@ -59,7 +65,6 @@ def installed(cluster: Cluster) -> Cluster:
         check=True,
     ).stdout
     cluster.kubectl("apply", "-f", "-", stdin=rendered)
-    return cluster
 
 
 class World:
@@ -248,6 +253,12 @@ class World:
         """Wait until a status equals the hand count; return it."""
         self.wait(f"true counts of {policy}", lambda: self.counted(policy) == self.hand_count(policy))
         return self.counted(policy)
+
+    def written(self, *, after: int = 0) -> list[dict[str, Any]]:
+        """Return what the controllers wrote, from the API server's audit log; leases are not in it."""
+        return self.cluster.control_plane.writes(
+            user=f"system:serviceaccount:{NAMESPACE}:gpupolicy-controller", after=after
+        )
 
     def versions(self) -> dict[str, str]:
         """Return the resource version of every object that the controller may write."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from tests.integration.controller.conftest import CLASSES, POLICIES, World
+from tests.cluster.cluster import Cluster
+from tests.cluster.control_plane import ControlPlaneOptions
+from tests.integration.controller.conftest import CLASSES, POLICIES, World, install
 
 pytestmark = pytest.mark.cluster
 
@@ -191,3 +194,26 @@ def test_two_policies_that_want_one_class_name(world: World) -> None:
 
     assert "belongs to policy p" in world.wait_reason("q", "ResourceNameConflict")["message"]
     assert world.classes()["h100"]["metadata"]["resourceVersion"] == version
+
+
+def test_an_api_server_that_drops_the_extended_name_is_told_of_once() -> None:
+    """A class without the name would never serve the pods that the policy promises to serve."""
+    with Cluster.start(options=ControlPlaneOptions(emulated_version="1.34")) as old:
+        install(old)
+        world = World(old)
+        world.add_node("gpu-01", cards=1)
+        world.start_controller()
+        world.policy("p", {"offers": [OFFER]})
+        world.assigned("gpu-01", "p", 1)
+        world.nodes["gpu-01"].converge()
+
+        message = world.wait_reason("p", "FieldsDropped")["message"]
+
+        assert "DeviceClass h100: spec.extendedResourceName" in message
+        assert "DRAExtendedResource" in message
+        before = old.control_plane.audit_position()
+        for _ in range(3):
+            world.nodes["gpu-01"].report()
+            time.sleep(0.5)
+        assert world.written(after=before) == []
+        world.clean()

@@ -186,6 +186,26 @@ def test_a_refused_policy_says_why_and_touches_nothing(
     assert world.nodes["gpu-01"].assignments() == {}
 
 
+def test_an_own_expression_selects_cards(world: World) -> None:
+    """R20: an attribute that a card lacks is no match, and no error."""
+    world.add_node("gpu-01", cards=2)
+    world.nodes["gpu-01"].cards[1].pop("memory")
+    world.nodes["gpu-01"].report()
+    world.start_controller()
+
+    memory = 'device.capacity["gpu.gpupolicy.dev"].memory.compareTo(quantity("79Gi")) >= 0'
+    world.policy("large", {"gpuSelector": {"cel": memory}})
+    world.assigned("gpu-01", "large", 1)
+    world.policy(
+        "typo", {"priority": 1, "gpuSelector": {"cel": 'device.attributes["gpu.gpupolicy.dev"].nope == 1'}}
+    )
+
+    assert set(world.nodes["gpu-01"].assignments()) == {"GPU-gpu-01-0"}
+    assert "on 1 cards, the CEL expression fails" in world.condition("large", "Accepted")["message"]
+    assert "no such key: nope" in world.wait_reason("typo", "InvalidSelector")["message"]
+    world.assigned("gpu-01", "large", 1)
+
+
 def test_an_edit_that_is_refused_leaves_what_stands(world: World) -> None:
     world.add_node("gpu-01", cards=2)
     world.start_controller()
@@ -308,6 +328,7 @@ def test_a_policy_that_only_plans_writes_nothing_and_shows_all(world: World) -> 
     """R4, as far as this release goes."""
     world.add_node("gpu-01", cards=2)
     world.start_controller()
+    before = world.cluster.control_plane.audit_position()
 
     world.policy("infer", INFER | {"nodeSelector": {}, "rollout": {"mode": "Plan"}})
 
@@ -321,8 +342,11 @@ def test_a_policy_that_only_plans_writes_nothing_and_shows_all(world: World) -> 
     shown = [e["manifest"] for e in world.status("infer")["examples"] if e["name"].startswith("DeviceClass ")]
     assert len(shown) == 3
     assert 'name: "infer-3g-40gb"' in shown[0]
-    assert world.classes() == {}
-    assert world.nodes["gpu-01"].assignments() == {}
+    written = world.written(after=before)
+    assert {(w["objectRef"]["resource"], w["objectRef"].get("subresource")) for w in written} == {
+        ("gpupolicies", "status"),
+        ("events", None),
+    }
 
     world.policy("infer", INFER | {"nodeSelector": {}, "rollout": {"mode": "Apply"}})
     world.assigned("gpu-01", "infer", 2)

@@ -53,6 +53,12 @@ def select(
         pytest.param({}, "spec.x: no such value", Reason.INVALID_POLICY, id="unreadable"),
         pytest.param({"onDelete": "Restore"}, None, Reason.NOT_IMPLEMENTED, id="not-served"),
         pytest.param(
+            {"gpuSelector": {"cel": "a)"}},
+            None,
+            Reason.INVALID_SELECTOR,
+            id="expression-that-closes-brackets",
+        ),
+        pytest.param(
             {"nodeSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
             None,
             Reason.INVALID_POLICY,
@@ -97,10 +103,44 @@ def test_a_card_that_lacks_the_fact_is_no_match_and_no_error() -> None:
 def test_an_own_expression_is_anded_and_what_was_not_judged_does_not_match() -> None:
     judgements = {"GPU-0": MATCH, "GPU-1": Judgement(matches=False)}
 
-    found = select(gpuSelector={"cel": "x"}, judgements=judgements)
+    found = select([NODES[0]], gpuSelector={"cel": "x"}, judgements=judgements)
 
     assert [g.index for g in found.matched] == [0]
-    assert found.clauses == ("cel: drops 3",)
+    assert found.clauses == ("cel: drops 1",)
+
+
+FAILS = Judgement(None, "the CEL expression fails: no such key: x")
+
+
+def test_an_expression_that_fails_on_some_cards_is_a_note_and_takes_the_others() -> None:
+    made = policy(gpuSelector={"cel": "x"})
+    selection = acceptance.select(
+        made, NODES, {"GPU-0": MATCH, "GPU-1": FAILS, "GPU-2": FAILS, "GPU-3": MATCH}
+    )
+
+    accepted = acceptance.judge(made, selection, classes.desired(made), {})
+
+    assert [g.index for g in selection.matched] == [0, 3]
+    assert accepted.refusal is None
+    assert accepted.notes == (
+        "spec.gpuSelector.cel: on 2 cards, the CEL expression fails: no such key: x. They are not taken",
+    )
+
+
+def test_an_expression_that_fails_on_every_card_is_told_as_such() -> None:
+    empty = select(gpuSelector={"cel": "x"}, judgements={f"GPU-{i}": FAILS for i in range(4)}).empty
+
+    assert empty is not None
+    assert empty.reason is Reason.INVALID_SELECTOR
+    assert "on 4 cards" in empty.message
+
+
+def test_only_cards_that_the_typed_fields_mean_can_fail() -> None:
+    found = select(
+        gpuSelector={"cel": "x", "products": ["Tesla T4"]}, judgements={"GPU-0": FAILS, "GPU-3": MATCH}
+    )
+
+    assert (found.failure, [g.index for g in found.matched]) == ("", [3])
 
 
 EMPTY: list[Any] = [

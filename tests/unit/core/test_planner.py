@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gpupolicy.api.conditions import Reason
-from gpupolicy.core.inventory import Gpu, Health, MigState, Ownership, Process
+from gpupolicy.core.inventory import Gpu, Health, MigState, Ownership, Placement, Process
 from gpupolicy.core.layouts import OnDemand, StaticLayout, WholeCard
-from gpupolicy.core.planner import CardPlan, layout_refusal, plan_card
+from gpupolicy.core.placement import PlacedProfile
+from gpupolicy.core.planner import CardPlan, Change, layout_refusal, plan_card
 from gpupolicy.core.refusals import Refusal
 from gpupolicy.core.steps import SetMigMode, inverse, steps_of, undo
 from tests.unit.core.builders import H100, after, card, claim, instance, written
@@ -107,6 +108,22 @@ def test_an_idle_card_gets_its_layout(standing: tuple[str, ...], wanted: str, st
             id="smallest-set-in-the-way",
         ),
         pytest.param(
+            ("1g.10gb+me@0",),
+            "3g.40gb 2g.20gb 1g.10gb",
+            ["create 3g.40gb@4:4", "create 2g.20gb@2:2", "create 1g.10gb@1:1"],
+            ["1g.10gb+me"],
+            [],
+            id="placed-around-what-is-in-the-way",
+        ),
+        pytest.param(
+            ("1g.10gb+me@6",),
+            "3g.40gb*2",
+            ["create 3g.40gb@0:4"],
+            ["1g.10gb+me"],
+            ["3g.40gb"],
+            id="what-is-in-the-way-blocks-only-its-slices",
+        ),
+        pytest.param(
             ("1g.10gb+me@6",), "1g.10gb+me 7g.80gb", None, None, None, id="never-fits-is-not-waiting"
         ),
     ],
@@ -126,6 +143,7 @@ def test_what_is_in_use_stays(standing, wanted, steps, in_the_way, later) -> Non
     assert [pair.profile for pair in outcome.later.create] == later
     assert outcome.waiting is not None
     assert outcome.waiting.reason == Reason.WAITING_FOR_CLAIMS
+    assert not outcome.is_applied
     assert steps_of(planned(after(gpu, outcome), layout(wanted))) == ()
 
 
@@ -298,6 +316,65 @@ def test_mig_mode_follows_the_layout(mig: dict, wanted, steps: list[str], waitin
     assert (plan.waiting.reason if plan.waiting else None) == waiting
 
 
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        pytest.param(
+            {"mig": MigState(**AMPERE, pending_enabled=True), "processes": (Process(1),)},
+            WHOLE,
+            id="pending-on-in-use-as-a-whole",
+        ),
+        pytest.param(
+            {
+                "mig": MigState(**AMPERE, enabled=True, pending_enabled=False),
+                "instances": (instance("7g.80gb@0"),),
+            },
+            layout("7g.80gb"),
+            id="pending-off-with-instances",
+        ),
+    ],
+)
+def test_a_pending_mode_does_not_disturb_what_stands(fields: dict, wanted) -> None:
+    plan = planned(replace(card(mig=fields["mig"]), **fields), wanted)
+
+    assert plan.is_applied
+    assert steps_of(plan) == ()
+
+
+def test_a_mode_that_is_on_and_stays_on_is_not_pending() -> None:
+    mig = MigState(capable=True, enabled=True, pending_enabled=True, profiles=H100)
+
+    assert written(planned(card(mig=mig), layout("7g.80gb"))) == ["create 7g.80gb@0:8"]
+
+
+@pytest.mark.parametrize("used_by", [None, "job"], ids=["idle", "in-use"])
+def test_an_instance_that_the_card_does_not_list_is_garbage(used_by: str | None) -> None:
+    strange = replace(instance("3g.40gb@0", used_by=used_by), profile_id=99, profile="3g.40gb+x")
+
+    plan = planned(card(strange), layout("3g.40gb*2"))
+
+    if used_by:
+        assert [i.profile for i in plan.in_the_way] == ["3g.40gb+x"]
+        assert written(plan) == ["create 3g.40gb@4:4"]
+    else:
+        assert written(plan) == ["destroy 3g.40gb+x@0:4", "create 3g.40gb@0:4", "create 3g.40gb@4:4"]
+
+
+@pytest.mark.parametrize(
+    ("change", "empty"),
+    [
+        (Change(), True),
+        (Change(mig_mode=False), False),
+        (Change(destroy=(instance("7g.80gb@0"),)), False),
+        (Change(create=(PlacedProfile(0, "7g.80gb", Placement(0, 8)),)), False),
+    ],
+    ids=["nothing", "mode", "destroy", "create"],
+)
+def test_a_plan_is_applied_when_nothing_is_left_to_write(change: Change, empty: bool) -> None:
+    assert change.is_empty is empty
+    assert CardPlan("GPU-0", WHOLE, now=change).is_applied is empty
+
+
 def test_an_ampere_card_ends_pending_and_names_the_holders() -> None:
     gpu = card(mig=MigState(**AMPERE), pci_bus_id="0000:1a:00.0")
     asked = after(gpu, replace(planned(gpu, layout("7g.80gb"))))
@@ -341,6 +418,7 @@ def test_a_sick_card_is_not_changed(health: Health) -> None:
 
     assert refusal.reason == Reason.GPU_UNHEALTHY
     assert "XID 79" in refusal.message
+    assert refused(sick, layout("3g.40gb*3")).reason == Reason.GPU_UNHEALTHY
     assert planned(replace(sick, instances=(instance("7g.80gb@0"),)), layout("7g.80gb")).is_applied
 
 

@@ -95,10 +95,6 @@ class Pacer:
         self._pause_seconds = min(doubled, self._longest_seconds)
         self._struck_at = now
 
-    def reset(self) -> None:
-        """Forget all trouble."""
-        self._struck_at = float("-inf")
-
     def due_seconds(self, now: float) -> float:
         """Return how long the next attempt has to wait."""
         return max(0.0, self._struck_at + self._pause_seconds - now)
@@ -150,7 +146,6 @@ class SlicePublisher:
         """Wish for this pool from now on, in place of any other; a pool without devices withdraws all slices."""
         if (pool, owner) != self._wish:
             self._wish = (pool, owner)
-            self._pacer.reset()
             self._new_wish.set()
             self._wake.set()
 

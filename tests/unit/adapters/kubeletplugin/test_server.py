@@ -348,6 +348,8 @@ async def test_a_closed_health_stream_is_forgotten(short: Path, driver: Driver) 
         calls = driver.health_calls
         await asyncio.sleep(0.2)
         assert driver.health_calls == calls
+        assert plugin._health is not None
+        assert plugin._health._wakes == set()
 
 
 def remove_file(paths: sockets.SocketPaths) -> None:

@@ -172,5 +172,21 @@ def test_sockets_of_others_and_of_the_living_stay(tmp_path: Path, held: list[soc
         assert path.exists()
 
 
+def test_only_the_dead_socket_of_a_dead_instance_goes(
+    tmp_path: Path, held: list[sockets.BoundSocket]
+) -> None:
+    """The name of its registration may be somebody's file or a living socket by now."""
+    plugins, registry = tmp_path / "p", tmp_path / "r"
+    for directory in (plugins, registry):
+        directory.mkdir()
+    services = [dead(plugins / "dra-one.sock"), dead(plugins / "dra-two.sock")]
+    note = registry / f"{DRIVER}-one-reg.sock"
+    note.write_text("a file")
+    held.append(sockets.bind(registry / f"{DRIVER}-two-reg.sock"))
+    assert sockets.remove_stale(DRIVER, plugins, registry) == tuple(services)
+    assert note.read_text() == "a file"
+    assert held[0].state() == "ours"
+
+
 def test_nothing_to_remove_where_there_is_no_directory(tmp_path: Path) -> None:
     assert sockets.remove_stale(DRIVER, tmp_path / "p", tmp_path / "r") == ()

@@ -1,0 +1,253 @@
+"""Judge an expression as the API server would, and evaluate it on devices as the scheduler would.
+
+    admission = engine.judge(text)                       # accepted, rejected with a reason, or cannot tell
+    verdicts = engine.evaluate(text, devices)            # one verdict a device, never an exception
+
+A device is a `core.selection.Device`: what stands in a ResourceSlice, plus its driver's name. Compiled expressions
+are kept, so that asking again is cheap. Nothing here talks to a cluster.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gpupolicy.adapters.cel import cost, evaluator, google, macros, runtime, validators
+from gpupolicy.adapters.cel.checker import Checked, check
+from gpupolicy.adapters.cel.declarations import Environment
+from gpupolicy.adapters.cel.runtime_cost import LIMIT as RUNTIME_LIMIT
+from gpupolicy.adapters.cel.syntax import ExpressionError, Issue, Node, Source, UncertainError
+from gpupolicy.adapters.cel.types import BOOL
+from gpupolicy.adapters.cel.values import (
+    CelError,
+    DefaultMap,
+    MapValue,
+    QuantityValue,
+    type_name,
+)
+from gpupolicy.core import quantities, versions
+from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Verdict
+
+__all__ = ["NEW", "STORED", "evaluate", "judge"]
+
+STORED = Environment()
+"""Environment of an expression that the scheduler evaluates."""
+
+NEW = Environment(new=True)
+"""Environment of an expression that is being created."""
+
+MAX_BYTES = 10 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """An expression that compiles: what it costs, and its programs."""
+
+    checked: Checked
+    estimated_cost: int
+    program: evaluator.Program | None
+    unsure: str = ""
+    """Why there is no program."""
+
+
+def judge(expression: str, environment: Environment = NEW) -> Admission:
+    """Return what the API server would say to a new selector with this expression."""
+    size = len(expression.encode(errors="surrogatepass"))
+    if size > MAX_BYTES:
+        return _rejected(f"Too long: may not be more than {MAX_BYTES} bytes (it has {size})")
+    compiled = _compiled(expression, environment)
+    match compiled:
+        case ExpressionError():
+            issue = compiled.issues[0] if compiled.issues else None
+            return _rejected(str(compiled), issue)
+        case UncertainError():
+            return Admission(Answer.CANNOT_TELL, str(compiled))
+    estimated = compiled.estimated_cost
+    if estimated > cost.LIMIT:
+        reason = f"too complex, exceeds cost limit: estimated at up to {estimated}, the limit is {cost.LIMIT}"
+        return Admission(Answer.REJECTED, reason, estimated_cost=estimated)
+    if compiled.unsure:
+        return Admission(Answer.CANNOT_TELL, compiled.unsure, estimated_cost=estimated)
+    return Admission(Answer.ACCEPTED, "", estimated_cost=estimated)
+
+
+def _rejected(reason: str, issue: Issue | None = None) -> Admission:
+    if issue is None:
+        return Admission(Answer.REJECTED, reason)
+    return Admission(Answer.REJECTED, reason, line=issue.line, column=issue.column)
+
+
+def evaluate(expression: str, devices: Iterable[Device], environment: Environment = STORED) -> list[Verdict]:
+    """Return one verdict for each device.
+
+    An expression that does not compile gives every device the same error.
+    """
+    compiled = _compiled(expression, environment)
+    match compiled:
+        case ExpressionError():
+            return [Verdict(Outcome.ERROR, f"compilation failed: {compiled}") for _ in devices]
+        case UncertainError():
+            return [Verdict(Outcome.CANNOT_TELL, str(compiled)) for _ in devices]
+    return [_verdict(compiled, device, environment) for device in devices]
+
+
+@lru_cache(maxsize=256)
+def _compiled(expression: str, environment: Environment) -> _Compiled | ExpressionError | UncertainError:
+    try:
+        checked = _checked(expression, environment)
+        estimated = cost.estimate(checked)
+        try:
+            return _Compiled(checked, estimated, evaluator.compile_program(checked))
+        except CelError as error:
+            # Conversions of literals are computed when the program is made.
+            issue = Issue(str(error), 1, 1)
+            return ExpressionError((issue,), f"program instantiation failed: {error}")
+        except UncertainError as reason:
+            return _Compiled(checked, estimated, None, str(reason))
+    except (ExpressionError, UncertainError) as refusal:
+        return refusal
+    except RecursionError:
+        return UncertainError("the expression is nested too deeply to be judged here")
+
+
+def _checked(expression: str, environment: Environment) -> Checked:
+    node, source = _parsed(expression)
+    node, source = macros.expand(node, source)
+    checked = check(node, source, environment)
+    if checked.result not in (BOOL, environment.attribute_type):
+        text = f"must evaluate to bool or the unknown type, not {checked.result}"
+        raise ExpressionError((Issue(text, 1, 1),), text)
+    validators.validate(checked)
+    return checked
+
+
+def _parsed(expression: str) -> tuple[Node, Source]:
+    return google.parse(expression)
+
+
+def _verdict(compiled: _Compiled, device: Device, environment: Environment) -> Verdict:
+    if compiled.program is None:
+        return Verdict(Outcome.CANNOT_TELL, compiled.unsure)
+    try:
+        value = _device_value(device, environment)
+    except CelError as error:
+        return Verdict(Outcome.ERROR, str(error))
+    outcome = _run(compiled.program, value)
+    if compiled.program.ordered and outcome.outcome is not Outcome.CANNOT_TELL:
+        for order in runtime.ORDERS:
+            program = evaluator.compile_program(compiled.checked, order=order)
+            if _run(program, value).outcome is not outcome.outcome:
+                return Verdict(
+                    Outcome.CANNOT_TELL, "the verdict depends on the order of a map, which is random"
+                )
+    if compiled.estimated_cost > RUNTIME_LIMIT:
+        return _within_cost(compiled, value, outcome)
+    return outcome
+
+
+def _run(program: evaluator.Program, value: MapValue) -> Verdict:
+    try:
+        result = program.run(runtime.Frame(value))
+    except (CelError, runtime.AbortedError) as error:
+        return Verdict(Outcome.ERROR, str(error))
+    except UncertainError as reason:
+        return Verdict(Outcome.CANNOT_TELL, str(reason))
+    except RecursionError:
+        return Verdict(Outcome.CANNOT_TELL, "the expression is nested too deeply to be evaluated here")
+    if type(result) is not bool:
+        return Verdict(
+            Outcome.ERROR, f"CEL result of type {type_name(result)} could not be converted to bool"
+        )
+    return Verdict(Outcome.MATCH if result else Outcome.NO_MATCH)
+
+
+def _within_cost(compiled: _Compiled, value: MapValue, outcome: Verdict) -> Verdict:
+    """Return the outcome if the scheduler would get to it before it gives up."""
+    program = evaluator.compile_program(compiled.checked, counting=True)
+    frame = runtime.Frame(value)
+    try:
+        program.run(frame)
+    except runtime.CostExceededError:
+        return Verdict(Outcome.ERROR, "operation cancelled: actual cost limit exceeded")
+    except (CelError, UncertainError, runtime.AbortedError):
+        pass
+    # The count is close, not exact: near the limit nothing is said.
+    if frame.cost > RUNTIME_LIMIT // 2:
+        return Verdict(Outcome.CANNOT_TELL, f"the evaluation costs about {frame.cost}, close to the limit")
+    return outcome
+
+
+def _device_value(device: Device, environment: Environment) -> MapValue:
+    """Return the variable `device`.
+
+    Raises:
+        CelError: when the scheduler cannot read the device, whatever the expression says.
+    """
+    attributes: dict[str, list[tuple[object, object]]] = {}
+    for name, attribute in device.attributes.items():
+        domain, identifier = _qualified(name, device.driver)
+        value = _attribute(name, attribute, environment)
+        attributes.setdefault(domain, []).append((identifier, value))
+    capacity: dict[str, list[tuple[object, object]]] = {}
+    for name, amount in device.capacity.items():
+        domain, identifier = _qualified(name, device.driver)
+        capacity.setdefault(domain, []).append((identifier, _amount(name, amount)))
+    return MapValue(
+        (
+            ("driver", device.driver),
+            ("allowMultipleAllocations", device.allow_multiple_allocations),
+            ("attributes", _by_domain(attributes)),
+            ("capacity", _by_domain(capacity)),
+        ),
+        native=True,
+    )
+
+
+def _by_domain(values: dict[str, list[tuple[object, object]]]) -> DefaultMap:
+    inner = ((domain, MapValue(tuple(entries), native=True)) for domain, entries in values.items())
+    return DefaultMap(tuple(inner), native=True)
+
+
+def _qualified(name: str, driver: str) -> tuple[str, str]:
+    domain, slash, identifier = name.partition("/")
+    return (domain, identifier) if slash else (driver, name)
+
+
+_SCALARS: dict[str, type[Any]] = {"int": int, "bool": bool, "string": str, "version": str}
+
+
+def _attribute(name: str, attribute: Any, environment: Environment) -> object:
+    if isinstance(attribute, Mapping):
+        for kind, accepted in _SCALARS.items():
+            value = attribute.get(f"{kind}s")
+            if value is not None and environment.exposes_list_values and isinstance(value, list):
+                return [_scalar(name, kind, accepted, element) for element in value]
+        for kind, accepted in _SCALARS.items():
+            value = attribute.get(kind)
+            if value is not None:
+                return _scalar(name, kind, accepted, value)
+    raise CelError(f"attribute {name}: unsupported attribute value")
+
+
+def _scalar(name: str, kind: str, accepted: type[Any], value: Any) -> Any:
+    if type(value) is not accepted:
+        raise CelError(f"attribute {name}: unsupported attribute value")
+    if kind != "version":
+        return value
+    try:
+        return versions.parse(value)
+    except versions.InvalidVersionError as error:
+        raise CelError(f"attribute {name}: parse semantic version: {error}") from error
+
+
+def _amount(name: str, amount: Any) -> QuantityValue:
+    value = amount.get("value") if isinstance(amount, Mapping) else None
+    try:
+        # YAML turns a quantity such as 8 into a number.
+        if type(value) in (int, float):
+            value = str(value)
+        if not isinstance(value, str):
+            raise CelError(f"capacity {name}: no value")
+        return QuantityValue(quantities.parse(value))
+    except (quantities.InvalidQuantityError, quantities.UnsupportedQuantityError) as error:
+        raise CelError(f"capacity {name}: {error}") from error

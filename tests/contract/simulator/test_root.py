@@ -1,0 +1,282 @@
+"""The driver root: files that follow the state, and commands and containers that see them."""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulator import Simulator, SimulatorError
+
+MIG_ON = {"mig_current": 1, "mig_pending": 1}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Simulator:
+    return Simulator(tmp_path / "node").create(gpus=2, seed="root", per_gpu={0: MIG_ON})
+
+
+def access_files(node: Simulator) -> dict[str, str]:
+    """Return the capability files of instances and their contents."""
+    capabilities = node.root / "proc/driver/nvidia/capabilities"
+    return {
+        str(p.relative_to(capabilities).parent): p.read_text()
+        for p in capabilities.glob("gpu*/mig/**/access")
+    }
+
+
+def caps_nodes(node: Simulator) -> set[int]:
+    return {int(p.name.removeprefix("nvidia-cap")) for p in (node.root / "dev/nvidia-caps").iterdir()}
+
+
+def cut(nvml: Any) -> tuple[Any, Any]:
+    """Create a 1g instance on the first card: GPU instance 13, where the driver puts it."""
+    instance = nvml.nvmlDeviceCreateGpuInstance(nvml.nvmlDeviceGetHandleByIndex(0), 19)
+    return instance, nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+
+
+def test_libraries_and_tools(node: Simulator) -> None:
+    for name in ("libnvidia-ml", "libcuda"):
+        link = node.root / "usr/lib64" / f"{name}.so.1"
+        assert str(link.readlink()) == f"{name}.so.580.65.06", (
+            "links are relative: they are resolved from outside"
+        )
+        dynamic = subprocess.run(["readelf", "-d", link], capture_output=True, text=True, check=True).stdout
+        assert f"Library soname: [{name}.so.1]" in dynamic
+    assert os.access(node.nvidia_smi_path, os.X_OK)
+    assert os.access(node.mps_control_path, os.X_OK)
+
+
+def test_device_nodes(node: Simulator) -> None:
+    expected = {
+        "nvidia0": (195, 0),
+        "nvidia1": (195, 1),
+        "nvidiactl": (195, 255),
+        "nvidia-modeset": (195, 254),
+        "nvidia-uvm": (235, 0),
+        "nvidia-uvm-tools": (235, 1),
+        "nvidia-caps/nvidia-cap1": (234, 1),
+        "nvidia-caps/nvidia-cap2": (234, 2),
+    }
+    for name, numbers in expected.items():
+        status = os.lstat(node.root / "dev" / name)
+        assert stat.S_ISCHR(status.st_mode), name
+        assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == numbers
+    assert len(list((node.root / "dev").iterdir())) == 7
+
+
+def test_a_node_without_devices(tmp_path: Path) -> None:
+    node = Simulator(tmp_path / "bare").create(options=["--no-devices"])
+    assert list((node.root / "dev").iterdir()) == []
+    with node.nvml() as nvml:
+        nvml.nvmlDeviceSetMigMode(nvml.nvmlDeviceGetHandleByIndex(0), 1)
+        cut(nvml)
+    assert set(access_files(node)) == {"gpu0/mig/gi13", "gpu0/mig/gi13/ci0"}
+
+
+def test_access_files_come_and_go_with_instances(node: Simulator) -> None:
+    with node.nvml() as nvml:
+        assert access_files(node) == {}
+        instance, compute = cut(nvml)
+        content = "DeviceFileMinor: {}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+        assert access_files(node) == {
+            "gpu0/mig/gi13": content.format(120),
+            "gpu0/mig/gi13/ci0": content.format(121),
+        }
+        assert caps_nodes(node) == {1, 2, 120, 121}
+        nvml.nvmlComputeInstanceDestroy(compute)
+        assert set(access_files(node)) == {"gpu0/mig/gi13"}
+        nvml.nvmlGpuInstanceDestroy(instance)
+        assert access_files(node) == {}
+    assert caps_nodes(node) == {1, 2, 120, 121}, "nobody removes device nodes"
+
+
+def test_an_administrator_who_has_to_make_the_nodes(node: Simulator) -> None:
+    node.set(caps_nodes="none")
+    with node.nvml() as nvml:
+        cut(nvml)
+    assert caps_nodes(node) == {1, 2}
+
+
+@pytest.mark.parametrize("event", ["reset", "swap", "reboot", "reload"])
+def test_what_ends_instances_ends_their_files(node: Simulator, event: str) -> None:
+    with node.nvml() as nvml:
+        cut(nvml)
+    node.command(event, *([0] if event in {"reset", "swap"} else []))
+    assert access_files(node) == {}
+
+
+def test_minor_numbers_name_files_and_nodes(tmp_path: Path) -> None:
+    node = Simulator(tmp_path / "node").create(gpus=2, per_gpu={0: {"minor_number": 5, **MIG_ON}})
+    with node.nvml() as nvml:
+        cut(nvml)
+    assert set(access_files(node)) == {"gpu5/mig/gi13", "gpu5/mig/gi13/ci0"}
+    assert {120 + 5 * 135, 121 + 5 * 135} <= caps_nodes(node)
+    assert (node.root / "dev/nvidia5").exists()
+    assert not (node.root / "dev/nvidia0").exists()
+
+
+def test_the_static_table_of_minors(node: Simulator) -> None:
+    lines = (node.root / "proc/driver/nvidia-caps/mig-minors").read_text().splitlines()
+    table = dict(line.split() for line in lines)
+    assert (table["config"], table["monitor"]) == ("1", "2")
+    assert (table["gpu0/gi0/access"], table["gpu0/gi0/ci0/access"]) == ("3", "4")
+    assert table["gpu31/gi14/ci7/access"] == "4322"
+    assert len(set(table.values())) == len(lines)
+
+
+def pci_devices(node: Simulator) -> dict[str, str]:
+    """Return the PCI addresses and the root that each hangs below."""
+    folder = node.root / "sys/bus/pci/devices"
+    return {link.name: link.resolve().relative_to(node.root).parts[2] for link in folder.iterdir()}
+
+
+def test_the_pci_tree_follows_the_cards(node: Simulator) -> None:
+    assert pci_devices(node) == {"0000:1a:00.0": "pci0000:10", "0000:3b:00.0": "pci0000:30"}
+    device = node.root / "sys/bus/pci/devices/0000:1a:00.0"
+    contents = {
+        name: (device / name).read_text().strip() for name in ("vendor", "class", "device", "numa_node")
+    }
+    assert contents == {"vendor": "0x10de", "class": "0x030200", "device": "0x2330", "numa_node": "0"}
+    start, end, flags = (device / "resource").read_text().splitlines()[0].split()
+    assert int(end, 16) > int(start, 16) > 0
+    assert int(flags, 16) > 0
+    node.detach(0)
+    assert list(pci_devices(node)) == ["0000:3b:00.0"]
+    node.attach(0)
+    assert len(pci_devices(node)) == 2
+
+
+def test_a_command_finds_the_files_at_their_places(node: Simulator) -> None:
+    with node.nvml() as nvml:
+        cut(nvml)
+    script = """
+        readlink -f /sys/bus/pci/devices/0000:1a:00.0
+        cat /sys/bus/pci/devices/0000:1a:00.0/vendor
+        cat /proc/sys/kernel/random/boot_id
+        cat /proc/driver/nvidia/capabilities/gpu0/mig/gi13/ci0/access | head -1
+        grep nvidia-caps /proc/devices
+        ls /sys/devices/system/cpu/online
+        ls -d /proc/$$
+        nvidia-smi -L | head -1
+        """
+    done = node.execute(["sh", "-ec", script])
+    assert done.returncode == 0, done.stderr
+    state = node.dump()
+    assert done.stdout.splitlines()[:5] == [
+        "/sys/devices/pci0000:10/0000:1a:00.0",
+        "0x10de",
+        state["boot_id"],
+        "DeviceFileMinor: 121",
+        "234 nvidia-caps",
+    ]
+    assert state["gpus"][0]["uuid"] in done.stdout
+    assert not Path("/proc/driver/nvidia").exists(), "the host sees nothing of it"
+
+
+def test_a_running_command_sees_changes(node: Simulator) -> None:
+    """The files are live: what another process creates is there at once."""
+    script = """
+        ls /proc/driver/nvidia/capabilities/gpu0/mig
+        nvidia-smi mig -i 0 -cgi 19 -C > /dev/null
+        ls /proc/driver/nvidia/capabilities/gpu0/mig
+        """
+    assert node.execute(["sh", "-ec", script]).stdout.split() == ["gi13"]
+
+
+def test_a_kernel_without_modules_can_be_given_some(node: Simulator) -> None:
+    done = node.execute(
+        ["sh", "-ec", "grep '^nvidia ' /proc/modules; cat /proc/self/comm"], options=["--modules"]
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "cat"
+
+
+def test_exec_reports_what_it_cannot_run(node: Simulator, tmp_path: Path) -> None:
+    done = node.execute(["no-such-program"])
+    assert (done.returncode, "no-such-program" in done.stderr) == (2, True)
+    assert Simulator(tmp_path / "nowhere").execute(["true"]).returncode == 2
+
+
+def test_a_second_node_in_the_same_place_needs_force(node: Simulator) -> None:
+    before = node.dump()["gpus"][0]["uuid"]
+    with pytest.raises(SimulatorError, match="--force"):
+        node.create(seed="other")
+    assert node.dump()["gpus"][0]["uuid"] == before
+    node.create(seed="other", options=["--force"])
+    assert node.dump()["gpus"][0]["uuid"] != before
+
+
+class Container:
+    """A root folder with nothing but what a container runtime would put into it."""
+
+    def __init__(self, folder: Path, node: Simulator) -> None:
+        self.folder = folder
+        for name in ("dev/nvidia-caps", "run/gpusim", "usr/bin", "usr/lib64"):
+            (folder / name).mkdir(parents=True)
+        # A bind mount of the node's folder, for which a hard link to its only shared file stands here.
+        (folder / "run/gpusim/state").hardlink_to(node.directory / "state")
+        (folder / "usr/bin/nvidia-smi").hardlink_to(node.nvidia_smi_path)
+
+    def inject_library(self, node: Simulator) -> None:
+        library = node.root / "usr/lib64/libnvidia-ml.so.580.65.06"
+        (self.folder / "usr/lib64" / library.name).hardlink_to(library)
+
+    def inject(self, name: str, major: int, minor: int) -> None:
+        os.mknod(self.folder / "dev" / name, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+
+    def smi(self, *words: str) -> tuple[int, list[str]]:
+        done = subprocess.run(
+            ["/usr/bin/nvidia-smi", *words],
+            env={},
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: os.chroot(self.folder),
+        )
+        return done.returncode, done.stdout.splitlines()
+
+
+def test_a_container_sees_exactly_what_was_injected(node: Simulator, tmp_path: Path) -> None:
+    with node.nvml() as nvml:
+        cut(nvml)
+        cut(nvml)
+    state = node.dump()
+    first = next(i for i in state["gpus"][0]["gpu_instances"] if i["id"] == 13)
+    mig_uuid = first["compute_instances"][0]["uuid"]
+    container = Container(tmp_path / "container", node)
+    assert container.smi("-L")[0] == 12, "no library, no answer"
+    container.inject_library(node)
+    assert container.smi("-L") == (0, [])
+
+    container.inject("nvidia1", 195, 1)
+    (line,) = container.smi("-L")[1]
+    assert line.startswith("GPU 0:"), "the only card that is seen is the first"
+    assert state["gpus"][1]["uuid"] in line
+
+    container.inject("nvidia0", 195, 0)
+    assert len(container.smi("-L")[1]) == 2, (
+        "the card of a slice shows; a slice without its capabilities does not"
+    )
+    container.inject("nvidia-caps/nvidia-cap120", 234, 120)
+    assert len(container.smi("-L")[1]) == 2
+    container.inject("nvidia-caps/nvidia-cap121", 234, 121)
+    lines = container.smi("-L")[1]
+    assert len(lines) == 3
+    assert mig_uuid in lines[1]
+
+
+def test_a_container_with_the_wrong_node_sees_nothing(node: Simulator, tmp_path: Path) -> None:
+    container = Container(tmp_path / "container", node)
+    container.inject_library(node)
+    container.inject("nvidia0", 1, 3)
+    assert container.smi("-L") == (0, [])
+
+
+def test_a_container_without_the_state_has_no_driver(node: Simulator, tmp_path: Path) -> None:
+    container = Container(tmp_path / "container", node)
+    container.inject_library(node)
+    (container.folder / "run/gpusim/state").unlink()
+    assert container.smi("-L")[0] == 9

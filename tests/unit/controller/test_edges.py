@@ -1,0 +1,123 @@
+"""Events, health answers, log lines, the command line."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+
+import aiohttp
+import pytest
+
+from gpupolicy.adapters import logs
+from gpupolicy.api.conditions import Condition
+from gpupolicy.controller import app, events, health
+
+POLICY = events.Subject.policy("p", "u")
+
+
+def condition(status: str, reason: str, message: str = "") -> Condition:
+    return Condition.model_validate(
+        {"type": "Ready", "status": status, "reason": reason, "message": message, "lastTransitionTime": "t"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "type_"),
+    [
+        pytest.param("True", "Ready", "Normal", id="ready"),
+        pytest.param("False", "RolloutPending", "Normal", id="under-way"),
+        pytest.param("False", "Planned", "Normal", id="planned"),
+        pytest.param("False", "InvalidLayout", "Warning", id="trouble"),
+        pytest.param("Unknown", "Stale", "Warning", id="unknown"),
+    ],
+)
+def test_a_condition_is_a_warning_when_somebody_should_look(status: str, reason: str, type_: str) -> None:
+    event = events.condition_changed(POLICY, condition(status, reason))
+
+    assert (event.type, event.reason, event.note) == (type_, reason, reason)
+
+
+@pytest.mark.parametrize(
+    ("claims", "type_", "text"),
+    [
+        pytest.param([], "Normal", "policy p is gone; 2 card(s) are let go", id="nobody"),
+        pytest.param(
+            ["a/b"], "Warning", "still held by a/b, which keep their devices until they end", id="somebody"
+        ),
+    ],
+)
+def test_the_end_of_a_policy_names_who_still_holds(claims: list[str], type_: str, text: str) -> None:
+    event = events.policy_gone(events.Subject.node("n", "u"), "p", 2, claims)
+
+    assert event.type == type_
+    assert text in event.note
+
+
+def test_reasons_of_events_are_words_of_their_own() -> None:
+    assert all(r.value.isalpha() and r.value[0].isupper() for r in events.EventReason)
+
+
+@pytest.mark.parametrize(
+    ("alive", "ready", "answers"),
+    [
+        pytest.param(None, None, (200, 200), id="well"),
+        pytest.param("stuck", None, (503, 200), id="dead"),
+        pytest.param(None, "not read yet", (200, 503), id="not-ready"),
+    ],
+)
+async def test_health_says_what_is_wrong(
+    alive: str | None, ready: str | None, answers: tuple[int, int]
+) -> None:
+    checks = health.Checks(alive={"work": lambda: alive}, ready={"copies": lambda: ready})
+    server = health.HealthServer(checks, host="127.0.0.1", port=0)
+    port = await server.start()
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            got = []
+            for path, problem in (("/healthz", alive), ("/readyz", ready)):
+                async with session.get(path) as answer:
+                    got.append(answer.status)
+                    assert (problem or "ok") in await answer.text()
+    finally:
+        await server.stop()
+
+    assert tuple(got) == answers
+
+
+def test_a_log_line_is_one_json_object() -> None:
+    def record(fill: Callable[[], object]) -> logging.LogRecord:
+        try:
+            fill()
+        except ValueError:
+            return logging.LogRecord("a.b", logging.ERROR, "f", 1, "x %s\ny", ("1",), sys.exc_info())
+        return logging.LogRecord("a.b", logging.INFO, "f", 1, "ünïcode %s", ("1",), None)
+
+    plain = json.loads(logs.JsonFormatter().format(record(lambda: None)))
+    failed = logs.JsonFormatter().format(record(lambda: int("x")))
+
+    assert (plain["level"], plain["logger"], plain["message"]) == ("info", "a.b", "ünïcode 1")
+    assert "\n" not in failed
+    assert "ValueError" in json.loads(failed)["exception"]
+
+
+def test_the_command_line_has_a_default_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_NAMESPACE", "somewhere")
+    monkeypatch.setenv("POD_NAME", "controller-0")
+
+    options, level = app._parse([])
+
+    assert (options.namespace, options.health_port, level) == ("somewhere", 8080, "info")
+    assert options.identity.startswith("controller-0_")
+    assert app._parse([])[0].identity != options.identity
+
+
+def test_a_missing_kubeconfig_is_one_line_and_an_exit_code(
+    tmp_path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    before = list(root.handlers), root.level, logging.getLogger("gpupolicy").level
+    try:
+        assert app.main(["--kubeconfig", f"{tmp_path}/nowhere", "--health-port", "0"]) == 2
+    finally:
+        root.handlers, root.level = before[0], before[1]
+        logging.getLogger("gpupolicy").setLevel(before[2])
