@@ -227,7 +227,6 @@ def test_r09_a_pod_sees_its_card_and_no_other(stack: Stack, namespace: str) -> N
     stack.wait_pods(namespace, 1)
     nodes = stack.kubectl("exec", "-n", namespace, "one", "--", "sh", "-c", "ls -d /dev/nvidia[0-9]*").split()
     (result,) = allocated(stack, namespace, "one")
-    (device,) = [d for d in stack.devices(policy="train") if d["name"] == result["device"]]
     pool_node = result["pool"].split("/")[0]
     (device,) = [
         d for d in stack.devices(policy="train") if (d["name"], d["node"]) == (result["device"], pool_node)
@@ -494,7 +493,8 @@ def test_the_agent_is_killed_under_running_pods(stack: Stack, namespace: str) ->
     agent.kill()
     agent.start()
     stack.apply(objects.pod("next", namespace, limits={"nvidia.com/gpu": 1}, node="gpu-01"))
-    stack.wait_pods(namespace, 2)
+    # A kubelet that found nobody at the socket asks again after 60 to 90 seconds.
+    stack.wait_pods(namespace, 2, seconds=120)
     assert not set(seen_by(stack, namespace, "held")) & set(seen_by(stack, namespace, "next"))
     stack.kubectl("delete", "pods", "--all", "-n", namespace, "--timeout=40s")
 
