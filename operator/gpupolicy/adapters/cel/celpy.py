@@ -9,6 +9,7 @@ tree by their places. Where its grammar is known to differ from the API server's
 """
 
 import bisect
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def _parser() -> Any:
     except ImportError:  # pragma: no cover - tests switch it off instead
         return None
 
-    class Parser(celparser.CELParser):  # type: ignore[misc]
+    class Parser(celparser.CELParser):
         """The library's parser, except that `true` and `false` keep their places in the text."""
 
         @staticmethod
@@ -114,14 +115,14 @@ def _tree(text: str, pieces: scan.Scan) -> Any:
         # Whatever goes wrong in there: the text was not understood.
         line, column = getattr(error, "line", None) or 1, getattr(error, "column", None) or 1
         raise UncertainError(f"<input>:{line}:{column}: cannot be read here") from error
-    strings = {
-        (token.start_pos, token.end_pos)
-        for token in tree.scan_values(lambda value: True)
-        if getattr(token, "type", "") in ("STRING_LIT", "MLSTRING_LIT", "BYTES_LIT")
-    }
+    strings = {(token.start_pos, token.end_pos) for token in tree.scan_values(_is_string)}
     if strings != set(pieces.strings):
         raise UncertainError("a string literal that is not read with certainty")
     return tree
+
+
+def _is_string(token: Any) -> bool:
+    return getattr(token, "type", "") in ("STRING_LIT", "MLSTRING_LIT", "BYTES_LIT")
 
 
 # Rules of celpy's grammar that only hand on their one child.
@@ -304,9 +305,7 @@ class _Reader:
         arguments = lists[0].children if lists else []
         if arguments and self._optional(lists[0].meta.start_pos - 1, lists[0].meta.end_pos):
             spans = [(a.meta.start_pos, a.meta.end_pos) for a in arguments]
-            if any(
-                self._optional(end, start) for (_, end), (start, _) in zip(spans, spans[1:], strict=False)
-            ):
+            if any(self._optional(end, start) for (_, end), (start, _) in itertools.pairwise(spans)):
                 raise UncertainError("a question mark before an argument")
         return tuple(self.node(argument) for argument in arguments)
 

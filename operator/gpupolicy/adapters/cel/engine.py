@@ -30,7 +30,7 @@ from gpupolicy.adapters.cel.values import (
 from gpupolicy.core import quantities, versions
 from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Verdict
 
-__all__ = ["NEW", "STORED", "evaluate", "judge"]
+__all__ = ["NEW", "STORED", "evaluate", "forget", "judge"]
 
 STORED = Environment()
 """Environment of an expression that the scheduler evaluates."""
@@ -110,6 +110,11 @@ def _compiled(expression: str, environment: Environment) -> _Compiled | Expressi
         return UncertainError("the expression is nested too deeply to be judged here")
 
 
+def forget() -> None:
+    """Drop the compiled expressions, for tests that change what is installed."""
+    _compiled.cache_clear()
+
+
 def _program(checked: Checked, estimated: int) -> _Compiled | ExpressionError:
     try:
         return _Compiled(checked, estimated, evaluator.compile_program(checked))
@@ -132,7 +137,7 @@ def _deep_recursion() -> Iterator[None]:
 
 
 def _checked(expression: str, environment: Environment) -> Checked:
-    node, source = _parsed(expression)
+    node, source = _parsed(expression, environment)
     node, source = macros.expand(node, source)
     checked = check(node, source, environment)
     if checked.result not in (BOOL, environment.attribute_type):
@@ -142,14 +147,18 @@ def _checked(expression: str, environment: Environment) -> Checked:
     return checked
 
 
-def _parsed(expression: str) -> tuple[Node, Source]:
-    brackets = scan.depth(expression)
+def _parsed(expression: str, environment: Environment) -> tuple[Node, Source]:
+    pieces = scan.scan(expression)
+    brackets = pieces.depth
+    if pieces.quoted_name is not None and environment.minor < 37:
+        source = Source(expression, {0: pieces.quoted_name})
+        raise source.error([source.issue(0, "unsupported syntax: '`'")])
     if brackets > scan.MAX_DEPTH + 2:
         raise _too_deep()
     if brackets >= scan.MAX_DEPTH:
         raise _near_too_deep()
     if google.available():
-        with contextlib.suppress(google.TooDeepError):
+        with contextlib.suppress(google.UnreadableError):
             return google.parse(expression)
     node, source = celpy.parse(expression)
     levels = depth(node)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["MAX_DEPTH", "Scan", "depth", "scan", "without_optional_marks"]
+__all__ = ["MAX_DEPTH", "Scan", "scan", "without_optional_marks"]
 
 MAX_DEPTH: Final = 250
 """Nested brackets that the API server's parser gives up at."""
@@ -37,6 +37,8 @@ class Scan:
     """Places of question marks that make an access, an index or an entry optional."""
     depth: int
     """Deepest nesting of brackets."""
+    quoted_name: int | None
+    """Place of the first backtick."""
 
 
 def scan(text: str) -> Scan:
@@ -44,6 +46,7 @@ def scan(text: str) -> Scan:
     strings, marks = [], []
     open_brackets = deepest = 0
     previous = ""
+    quoted_name = None
     for start, end, kind in _tokens(text):
         if kind == "comment":
             continue
@@ -55,16 +58,13 @@ def scan(text: str) -> Scan:
             deepest = max(deepest, open_brackets)
         elif char in ")]}":
             open_brackets -= 1
+        elif char == "`" and quoted_name is None:
+            quoted_name = start
         elif char == "?" and previous in (".", "[", ",", "{"):
             marks.append(start)
             continue
         previous = char
-    return Scan(tuple(strings), tuple(marks), deepest)
-
-
-def depth(text: str) -> int:
-    """Return the deepest nesting of brackets."""
-    return scan(text).depth
+    return Scan(tuple(strings), tuple(marks), deepest, quoted_name)
 
 
 def without_optional_marks(text: str, marks: tuple[int, ...]) -> str:
