@@ -187,6 +187,25 @@ def test_it_waits_for_the_crds_and_says_so(world: World) -> None:
     world.wait("its class", lambda: "c" in world.classes(), seconds=40.0)
 
 
+def test_it_outlives_crds_that_go_and_come_back(world: World) -> None:
+    """Kopf ends when its kind is gone; it is started again."""
+    daemon = ready_world(world)
+    pid = daemon.pid
+    world.cluster.kubectl("delete", "crd", "gpunodes.gpupolicy.dev", "gpupolicies.gpupolicy.dev")
+    try:
+        poll_until(
+            lambda: any("watch on policies ended" in line["message"] for line in lines(daemon)),
+            timeout_seconds=40.0,
+            what="the end of kopf",
+        )
+    finally:
+        world.install_crds()
+
+    world.policy("c", {})
+    world.wait("its class", lambda: "c" in world.classes(), seconds=60.0)
+    assert (daemon.alive, daemon.pid) == (True, pid)
+
+
 def test_nothing_is_written_at_rest(world: World) -> None:
     daemon = ready_world(world)
     world.wait("work to be done", lambda: world.condition("a")["status"] == "True")
