@@ -94,6 +94,10 @@ class Stack:
                 NAMESPACE,
                 "--identity",
                 name,
+                "--health-host",
+                "127.0.0.1",
+                "--health-port",
+                "0",
             ],
             environment={"PYTHONPATH": str(ROOT / "operator")},
         )

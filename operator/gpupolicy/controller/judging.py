@@ -1,7 +1,7 @@
 """Judges one policy: reads the copies, asks the API server about its CEL expression, and lets the core decide."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpupolicy.api.conditions import Reason
@@ -88,7 +88,7 @@ async def judge(entry: PolicyEntry, world: World, expressions: Expressions) -> C
         wishes=wishes,
         judgements=judgements,
     )
-    return case if case.acts else _with_frozen_view(case)
+    return case if case.acts else replace(case, view=rollout.frozen(case.view))
 
 
 def unreadable(entry: PolicyEntry, refusal: Refusal) -> Case:
@@ -98,15 +98,9 @@ def unreadable(entry: PolicyEntry, refusal: Refusal) -> Case:
     return Case(entry, acceptance.Acceptance(refusal), rollout.frozen(view))
 
 
-def _with_frozen_view(case: Case) -> Case:
-    return Case(
-        entry=case.entry,
-        verdict=case.verdict,
-        view=rollout.frozen(case.view),
-        selection=case.selection,
-        wishes=case.wishes,
-        judgements=case.judgements,
-    )
+def with_refusal(case: Case, refusal: Refusal) -> Case:
+    """Return the case as it is to be reported when something was refused that the verdict could not know."""
+    return replace(case, verdict=acceptance.Acceptance(refusal))
 
 
 def _node_cards(world: World) -> list[acceptance.NodeCards]:

@@ -52,6 +52,36 @@ class _EndlessBackoff:
         return (pause.next_seconds() for _ in itertools.count())
 
 
+class _Stop:
+    """Sets an event of another thread's loop, also when asked before that loop runs.
+
+    A `threading.Event` would do too, but kopf waits for one in an executor thread, which outlives a kopf that ends by
+    itself and keeps its loop from closing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._target: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._is_set = False
+
+    def attach(self, loop: asyncio.AbstractEventLoop, flag: asyncio.Event) -> None:
+        """Name the event; called in its loop."""
+        with self._lock:
+            self._target = loop, flag
+            if self._is_set:
+                flag.set()
+
+    def set(self) -> None:
+        """Set the event; called from any thread."""
+        with self._lock:
+            self._is_set = True
+            if self._target is not None:
+                loop, flag = self._target
+                # The loop may have closed meanwhile: then there is nothing to stop.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(flag.set)
+
+
 class PolicyWatch:
     """The watch on all GpuPolicies; `run` keeps it until it is cancelled."""
 
@@ -126,7 +156,7 @@ class PolicyWatch:
     async def _watch(self) -> None:
         """Run kopf in its thread until it ends, or until this is cancelled."""
         loop = asyncio.get_running_loop()
-        stop = threading.Event()
+        stop = _Stop()
         ended = asyncio.Event()
 
         def work() -> None:
@@ -148,7 +178,9 @@ class PolicyWatch:
                 async with asyncio.timeout(STOP_SECONDS):
                     await ended.wait()
 
-    async def _kopf(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+    async def _kopf(self, loop: asyncio.AbstractEventLoop, stop: "_Stop") -> None:
+        flag = asyncio.Event()
+        stop.attach(asyncio.get_running_loop(), flag)
         registry = kopf.OperatorRegistry()
 
         @kopf.on.login(registry=registry)
@@ -161,7 +193,7 @@ class PolicyWatch:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._event, kind, body)
 
-        await kopf.operator(registry=registry, settings=_settings(), clusterwide=True, stop_flag=stop)
+        await kopf.operator(registry=registry, settings=_settings(), clusterwide=True, stop_flag=flag)
 
     async def _login(self) -> kopf.ConnectionInfo:
         async with kube.Kube.connect(self._kubeconfig) as client:

@@ -139,12 +139,22 @@ class Reconciler:
         if before is None or before.weight != case.weight:
             self._add_nodes()
             self._queue.add(NAMES_KEY)
-        posts = await self._apply_classes(case) if case.acts else []
+        posts: list[events.Event] = []
+        failure: kube.ApiError | None = None
+        if case.acts:
+            try:
+                posts = await self._apply_classes(case)
+            except (kube.Invalid, kube.Forbidden) as error:
+                # Asking again will not help until somebody does something, so it is told to somebody.
+                failure = error
+                case = judging.with_refusal(case, _refused_by_server(error))
         if self._planning.is_possible:
             posts += await self._report(case)
         else:
             self._queue.add(policy_key(name), after_seconds=_JUDGING_SECONDS)
         await self._post(posts)
+        if failure is not None:
+            raise failure
 
     async def _apply_classes(self, case: judging.Case) -> list[events.Event]:
         """Bring the classes of a policy that acts in line; return what to tell."""
@@ -292,6 +302,17 @@ class Reconciler:
     async def _post(self, posts: list[events.Event]) -> None:
         for event in posts:
             await self._poster.post(event, self._clock())
+
+
+def _refused_by_server(error: kube.ApiError) -> Refusal:
+    """Return what a policy reports whose class the API server does not take."""
+    if isinstance(error, kube.Invalid):
+        return Refusal(
+            Reason.INVALID_POLICY, f"the API server refuses a DeviceClass of this policy: {error.message}"
+        )
+    return Refusal(
+        Reason.DEGRADED, f"the controller may not write DeviceClasses; check its ClusterRole: {error.message}"
+    )
 
 
 def _class_event(

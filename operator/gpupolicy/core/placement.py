@@ -14,7 +14,7 @@ Pairs are numbered per card, and an arrangement is two integers: the set of its 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 
 from gpupolicy.core.inventory import MigProfile, Placement
 
@@ -23,6 +23,11 @@ Counts = tuple[tuple[int, int], ...]
 
 ENGINES = ("decoders", "encoders", "jpeg_engines", "ofa_engines")
 """Engines that instances hold for themselves. Copy engines are shared when they run short, so they bind nothing."""
+
+
+MOST_ARRANGEMENTS = 20_000
+"""How many arrangements are looked at. No card comes near; a table gone mad must not eat the node. Beyond, the choice
+is the best of the first ones: still legal, maybe not the cheapest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,8 @@ def geometry(profiles: tuple[MigProfile, ...]) -> Geometry:
 
 @lru_cache(maxsize=128)
 def all_arrangements(profiles: tuple[MigProfile, ...], counts: Counts) -> tuple[Arrangement, ...]:
-    """Return every arrangement of a multiset on a card with these profiles."""
-    return tuple(geometry(profiles).arrangements(counts))
+    """Return every arrangement of a multiset on a card with these profiles, up to `MOST_ARRANGEMENTS`."""
+    return tuple(islice(geometry(profiles).arrangements(counts), MOST_ARRANGEMENTS))
 
 
 def fits(profiles: tuple[MigProfile, ...], counts: Counts) -> bool:

@@ -196,6 +196,41 @@ def test_two_policies_that_want_one_class_name(world: World) -> None:
     assert world.classes()["h100"]["metadata"]["resourceVersion"] == version
 
 
+def test_a_class_that_the_api_server_refuses_is_told_in_its_words(world: World) -> None:
+    """What no schema of ours refuses: a prefix that is too long for a name."""
+    world.start_controller()
+    long = ".".join(["a" * 60] * 5)
+
+    world.policy("p", {"offers": [{"deviceClassName": "c", "extendedResourceName": f"{long}/gpu"}]})
+
+    message = world.wait_reason("p", "InvalidPolicy")["message"]
+    assert "the API server refuses a DeviceClass of this policy" in message
+    assert "spec.extendedResourceName" in message
+    world.policy("p", {"offers": [{"deviceClassName": "c"}]})
+    world.wait("the class", lambda: "c" in world.classes())
+
+
+def test_a_missing_right_is_told(world: World) -> None:
+    """Somebody took deviceclasses out of the ClusterRole."""
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/gpupolicy-controller"
+    role = world.admin.get(path)
+    rules = [r for r in role["rules"] if "deviceclasses" not in r["resources"]]
+    read = {
+        "apiGroups": ["resource.k8s.io"],
+        "resources": ["deviceclasses"],
+        "verbs": ["get", "list", "watch"],
+    }
+    world.admin.patch(path, {"rules": [*rules, read]})
+    try:
+        world.start_controller()
+        world.policy("p", {})
+        assert "check its ClusterRole" in world.wait_reason("p", "Degraded")["message"]
+    finally:
+        world.admin.patch(path, {"rules": role["rules"]})
+
+    world.wait("the class", lambda: "p" in world.classes(), seconds=60.0)
+
+
 def test_an_api_server_that_drops_the_extended_name_is_told_of_once() -> None:
     """A class without the name would never serve the pods that the policy promises to serve."""
     with Cluster.start(options=ControlPlaneOptions(emulated_version="1.34")) as old:

@@ -118,6 +118,8 @@ def test_it_ends_within_seconds_and_gives_the_lease_back(world: World) -> None:
     assert took < 10.0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_it_outlives_an_api_server_that_is_away_and_catches_up(world: World) -> None:
     """The API server is killed, started again on the same data, and the world moved meanwhile."""
     daemon = ready_world(world)
@@ -130,7 +132,12 @@ def test_it_outlives_an_api_server_that_is_away_and_catches_up(world: World) -> 
         timeout_seconds=20.0,
         what="the outage to be noticed",
     )
-    time.sleep(5.0)
+    # Longer than the lease lasts: the leader has to step down by itself, and to come back.
+    poll_until(
+        lambda: any("is lost" in line["message"] for line in lines(daemon)),
+        timeout_seconds=45.0,
+        what="the lease to be lost",
+    )
     plane.api_server.start()
     plane.wait_ready()
     world.policy("c", {"nodeSelector": {"matchLabels": {"gpu-pool": "c"}}})
@@ -178,6 +185,25 @@ def test_it_waits_for_the_crds_and_says_so(world: World) -> None:
 
     world.policy("c", {})
     world.wait("its class", lambda: "c" in world.classes(), seconds=40.0)
+
+
+def test_it_outlives_crds_that_go_and_come_back(world: World) -> None:
+    """Kopf ends when its kind is gone; it is started again."""
+    daemon = ready_world(world)
+    pid = daemon.pid
+    world.cluster.kubectl("delete", "crd", "gpunodes.gpupolicy.dev", "gpupolicies.gpupolicy.dev")
+    try:
+        poll_until(
+            lambda: any("watch on policies ended" in line["message"] for line in lines(daemon)),
+            timeout_seconds=40.0,
+            what="the end of kopf",
+        )
+    finally:
+        world.install_crds()
+
+    world.policy("c", {})
+    world.wait("its class", lambda: "c" in world.classes(), seconds=60.0)
+    assert (daemon.alive, daemon.pid) == (True, pid)
 
 
 def test_nothing_is_written_at_rest(world: World) -> None:

@@ -315,3 +315,82 @@ def test_nobody_of_lower_rank_has_a_card_that_a_higher_one_misses(fields, polici
         assert set(share.granted) <= set(share.matched)
         assert all(rank[conflict.rival] < rank[share.policy] for conflict in share.lost)
         assert len(share.granted) + sum(len(c.cards) for c in share.lost) + len(share.missed) >= share.wanted
+
+
+@given(CARDS, POLICIES, st.integers(0, 2), st.none() | st.integers(1, 8))
+def test_a_younger_policy_changes_nothing_for_those_before_it(fields, policies, priority, limit) -> None:
+    """R7: whatever the newcomer asks for, the older of the same or a higher priority keep their cards."""
+    gpus = [replace(card(index=n), **f) for n, f in enumerate(fields)]
+    before = assigned(gpus, policies)
+    owners = {owner.uuid: owner.policy for owner in before.cards if owner.policy}
+    newcomer = policy("newcomer", created="2026-12-31T00:00:00Z", priority=priority, gpus_per_node=limit)
+
+    result = assigned(gpus, [*policies, newcomer], owners)
+
+    for old in policies:
+        if old.priority >= priority:
+            assert result.share(old.name).granted == before.share(old.name).granted
+
+
+@given(CARDS, POLICIES, st.integers(0, 5))
+def test_a_card_that_falls_sick_keeps_its_owner(fields, policies, which) -> None:
+    """No flapping: nobody gives it up, nobody else takes it, and no other card changes hands."""
+    gpus = [replace(card(index=n), **f) for n, f in enumerate(fields)]
+    before = assigned(gpus, policies)
+    owners = {owner.uuid: owner.policy for owner in before.cards if owner.policy}
+    sick = [replace(g, health=Health.UNKNOWN) if g.index == which else g for g in gpus]
+
+    assert owned(assigned(sick, policies, owners)) == owned(before)
+
+
+@given(CARDS, POLICIES)
+def test_every_card_has_one_owner_that_selects_it_or_a_reason(fields, policies) -> None:
+    gpus = [replace(card(index=n), **f) for n, f in enumerate(fields)]
+
+    result = assigned(gpus, policies)
+
+    assert [owner.index for owner in result.cards] == list(range(len(gpus)))
+    for owner in result.cards:
+        holders = [share.policy for share in result.shares if owner.uuid in share.granted]
+        assert holders == ([owner.policy] if owner.policy else [])
+        assert owner.policy or owner.message
+
+
+def test_a_policy_that_asks_for_more_than_there_is_gets_what_there_is() -> None:
+    share = assigned(cards(2), [policy("a", gpus_per_node=4)]).share("a")
+
+    assert (share.wanted, share.granted) == (2, ("GPU-0", "GPU-1"))
+    assert share.lost == share.missed == ()
+
+
+def test_a_share_of_a_stranger_is_empty() -> None:
+    assert assigned(cards(1), [policy("a")]).share("b").granted == ()
+
+
+def test_three_policies_tell_each_loser_each_rival() -> None:
+    """The loser of two learns both names, in order of precedence."""
+    result = assigned(
+        cards(3),
+        [
+            policy("high", priority=9, created=YOUNG, gpus_per_node=1),
+            policy("old", gpus_per_node=2),
+            policy("young", created=MIDDLE),
+        ],
+    )
+
+    assert owned(result) == {"high": [0], "old": [1, 2]}
+    assert [(c.rival, c.indexes, c.by_priority) for c in result.share("young").lost] == [
+        ("high", (0,), True),
+        ("old", (1, 2), False),
+    ]
+    assert [(c.policy, c.indexes) for c in result.share("high").won] == [("young", (0,))]
+    assert result.share("old").lost == ()
+
+
+def test_an_edit_of_the_selector_gives_up_cards_that_no_longer_match() -> None:
+    gpus = cards(2, c1={"product_name": "A"})
+
+    result = assigned(gpus, [policy("a", cards=CardSelector(products=("A",)))], held("a", 0, 1))
+
+    assert owned(result) == {"a": [1]}
+    assert result.cards[0].message == "no policy selects it"

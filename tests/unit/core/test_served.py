@@ -15,6 +15,7 @@ SERVED: list[Any] = [
     pytest.param({"rollout": {"mode": "Plan"}}, id="plan-only"),
     pytest.param({"rollout": {"onBusy": "Wait", "maxUnavailableNodes": 1}}, id="defaults-written-out"),
     pytest.param({"onDelete": "Retain", "adopt": False}, id="retain"),
+    pytest.param({"offers": [{"deviceClassName": "a"}, {"deviceClassName": "b"}]}, id="offers-without-names"),
     pytest.param({"gpusPerNode": 4, "priority": 7, "gpuSelector": {"cel": "true"}}, id="selection"),
 ]
 

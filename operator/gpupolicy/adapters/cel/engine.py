@@ -7,16 +7,18 @@ A device is a `core.selection.Device`: what stands in a ResourceSlice, plus its 
 are kept, so that asking again is cheap. Nothing here talks to a cluster.
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gpupolicy.adapters.cel import cost, evaluator, google, macros, runtime, validators
+from gpupolicy.adapters.cel import celpy, cost, evaluator, google, macros, runtime, scan, validators
 from gpupolicy.adapters.cel.checker import Checked, check
 from gpupolicy.adapters.cel.declarations import Environment
 from gpupolicy.adapters.cel.runtime_cost import LIMIT as RUNTIME_LIMIT
-from gpupolicy.adapters.cel.syntax import ExpressionError, Issue, Node, Source, UncertainError
+from gpupolicy.adapters.cel.syntax import ExpressionError, Issue, Node, Source, UncertainError, depth
 from gpupolicy.adapters.cel.types import BOOL
 from gpupolicy.adapters.cel.values import (
     CelError,
@@ -28,7 +30,7 @@ from gpupolicy.adapters.cel.values import (
 from gpupolicy.core import quantities, versions
 from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Verdict
 
-__all__ = ["NEW", "STORED", "evaluate", "judge"]
+__all__ = ["NEW", "STORED", "evaluate", "forget", "judge"]
 
 STORED = Environment()
 """Environment of an expression that the scheduler evaluates."""
@@ -37,6 +39,11 @@ NEW = Environment(new=True)
 """Environment of an expression that is being created."""
 
 MAX_BYTES = 10 * 1024
+
+_DEPTH_MARGIN = 15
+"""Levels around the limit where our count and the API server's may differ."""
+
+_RECURSION_LIMIT = 8000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +101,43 @@ def evaluate(expression: str, devices: Iterable[Device], environment: Environmen
 @lru_cache(maxsize=256)
 def _compiled(expression: str, environment: Environment) -> _Compiled | ExpressionError | UncertainError:
     try:
-        checked = _checked(expression, environment)
-        estimated = cost.estimate(checked)
-        try:
-            return _Compiled(checked, estimated, evaluator.compile_program(checked))
-        except CelError as error:
-            # Conversions of literals are computed when the program is made.
-            issue = Issue(str(error), 1, 1)
-            return ExpressionError((issue,), f"program instantiation failed: {error}")
-        except UncertainError as reason:
-            return _Compiled(checked, estimated, None, str(reason))
+        with _deep_recursion():
+            checked = _checked(expression, environment)
+            return _program(checked, cost.estimate(checked))
     except (ExpressionError, UncertainError) as refusal:
         return refusal
     except RecursionError:
         return UncertainError("the expression is nested too deeply to be judged here")
 
 
+def forget() -> None:
+    """Drop the compiled expressions, for tests that change what is installed."""
+    _compiled.cache_clear()
+
+
+def _program(checked: Checked, estimated: int) -> _Compiled | ExpressionError:
+    try:
+        return _Compiled(checked, estimated, evaluator.compile_program(checked))
+    except CelError as error:
+        # Conversions of literals are computed when the program is made.
+        return ExpressionError((Issue(str(error), 1, 1),), f"program instantiation failed: {error}")
+    except UncertainError as reason:
+        return _Compiled(checked, estimated, None, str(reason))
+
+
+@contextlib.contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """Let expressions as deep as the API server takes them be walked; they are at most 250 levels."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
 def _checked(expression: str, environment: Environment) -> Checked:
-    node, source = _parsed(expression)
+    node, source = _parsed(expression, environment)
     node, source = macros.expand(node, source)
     checked = check(node, source, environment)
     if checked.result not in (BOOL, environment.attribute_type):
@@ -121,8 +147,38 @@ def _checked(expression: str, environment: Environment) -> Checked:
     return checked
 
 
-def _parsed(expression: str) -> tuple[Node, Source]:
-    return google.parse(expression)
+def _parsed(expression: str, environment: Environment) -> tuple[Node, Source]:
+    pieces = scan.scan(expression)
+    brackets = pieces.depth
+    if pieces.quoted_name is not None and environment.minor < 37:
+        source = Source(expression, {0: pieces.quoted_name})
+        raise source.error([source.issue(0, "unsupported syntax: '`'")])
+    if brackets > scan.MAX_DEPTH + 2:
+        raise _too_deep()
+    if brackets >= scan.MAX_DEPTH:
+        raise _near_too_deep()
+    if google.available():
+        with contextlib.suppress(google.UnreadableError):
+            return google.parse(expression)
+    node, source = celpy.parse(expression)
+    levels = depth(node)
+    if levels > scan.MAX_DEPTH + _DEPTH_MARGIN:
+        raise _too_deep()
+    if levels > scan.MAX_DEPTH - _DEPTH_MARGIN:
+        raise _near_too_deep()
+    return node, source
+
+
+def _near_too_deep() -> UncertainError:
+    # What counts as a level differs between constructs.
+    return UncertainError(
+        f"the expression is nested about {scan.MAX_DEPTH} levels, which may be one too many"
+    )
+
+
+def _too_deep() -> ExpressionError:
+    message = f"expression recursion limit exceeded: {scan.MAX_DEPTH}"
+    return ExpressionError((Issue(message, 1, 1),), f"ERROR: <input>:-1:0: {message}")
 
 
 def _verdict(compiled: _Compiled, device: Device, environment: Environment) -> Verdict:
@@ -147,7 +203,8 @@ def _verdict(compiled: _Compiled, device: Device, environment: Environment) -> V
 
 def _run(program: evaluator.Program, value: MapValue) -> Verdict:
     try:
-        result = program.run(runtime.Frame(value))
+        with _deep_recursion():
+            result = program.run(runtime.Frame(value))
     except (CelError, runtime.AbortedError) as error:
         return Verdict(Outcome.ERROR, str(error))
     except UncertainError as reason:

@@ -28,7 +28,6 @@ from gpupolicy.adapters.cel.syntax import (
     Source,
     StructLiteral,
     Uint,
-    UncertainError,
 )
 
 try:
@@ -36,7 +35,7 @@ try:
 except ImportError:  # No wheel for this platform: celpy parses alone.
     _cel = None
 
-__all__ = ["TooDeepError", "available", "parse"]
+__all__ = ["UnreadableError", "available", "parse"]
 
 _ENVIRONMENT = """
 name: selectors
@@ -45,13 +44,16 @@ extensions:
 - name: bindings
 """
 _MESSAGE = re.compile(r"ERROR: <input>:(-?\d+):(\d+): (.*)")
-_IDENTIFIER = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*")
-_TOO_DEEP = re.compile(r"recursion limit exceeded|max recursion depth", re.IGNORECASE)
+_UNREADABLE = re.compile(r"recursion limit exceeded|max recursion depth|String must end with", re.IGNORECASE)
 _BAD_LINE = 2**31
 
 
-class TooDeepError(Exception):
-    """The expression is nested deeper than this library reads (32 levels); upstream reads 250."""
+class UnreadableError(Exception):
+    """This library cannot read the expression though the API server might; another parser has to be asked.
+
+    It gives up at 32 nested levels (the API server: 250), and takes the closing quote of a raw string for escaped when a
+    backslash stands before it.
+    """
 
 
 def available() -> bool:
@@ -64,7 +66,7 @@ def parse(text: str) -> tuple[Node, Source]:
 
     Raises:
         ExpressionError: on a syntax error, with line and column.
-        TooDeepError: when another parser has to be asked.
+        UnreadableError: when another parser has to be asked.
     """
     try:
         serialized = _environment().compile(text, disable_check=True).serialize()
@@ -82,13 +84,8 @@ def _environment() -> Any:
 
 
 def _refusal(text: str, message: str) -> Exception:
-    if _TOO_DEEP.search(message):
-        return TooDeepError(message)
-    if "String must end with" in message:
-        # It takes the closing quote of a raw string for escaped; the API server does not.
-        return UncertainError(
-            "a raw string that ends with a backslash is not read here; write it without the r"
-        )
+    if _UNREADABLE.search(message):
+        return UnreadableError(message)
     body = message.removeprefix("INVALID_ARGUMENT: ").removesuffix(" [INVALID_ARGUMENT]")
     issues = tuple(
         Issue(what, int(line), int(column))
@@ -106,7 +103,6 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._issues: list[tuple[int, str]] = []
 
     def parsed(self, serialized: bytes) -> tuple[Node, Source]:
         # google.protobuf.Any { type_url = 1, value = 2 } around ParsedExpr { expr = 2, source_info = 3 }.
@@ -117,10 +113,7 @@ class _Reader:
                 entry = _single(value)
                 offsets[entry.get(1, 0)] = _signed(entry.get(2, 0))
         source = Source(self._text, offsets)
-        node = self._expression(message[2])
-        if self._issues:
-            raise source.error([source.issue(node_id, text) for node_id, text in self._issues])
-        return node, source
+        return self._expression(message[2]), source
 
     def _expression(self, data: bytes) -> Node:
         node_id = 0
@@ -153,9 +146,6 @@ class _Reader:
     def _select(self, node_id: int, data: bytes) -> Node:
         message = _single(data)
         field = message.get(2, b"").decode()
-        if not _IDENTIFIER.fullmatch(field):
-            # Quoted identifiers are an extension that the API server does not switch on.
-            self._issues.append((node_id, "unsupported syntax: '`'"))
         return Select(node_id, self._expression(message[1]), field, bool(message.get(3, 0)))
 
     def _call(self, node_id: int, data: bytes) -> Node:

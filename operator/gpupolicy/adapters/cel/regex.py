@@ -18,7 +18,7 @@ try:
 except ImportError:  # pragma: no cover - tests switch it off instead
     _re2 = None
 
-__all__ = ["available", "find", "find_all", "search", "valid"]
+__all__ = ["available", "find", "find_all", "forget", "search", "valid"]
 
 _MAX_MEMORY_BYTES = 8 << 20
 
@@ -26,6 +26,11 @@ _MAX_MEMORY_BYTES = 8 << 20
 def available() -> bool:
     """Return whether the full engine is installed."""
     return _re2 is not None
+
+
+def forget() -> None:
+    """Drop the compiled patterns, for tests that change what is installed."""
+    _compiled.cache_clear()
 
 
 def valid(pattern: str) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "Uint",
     "UncertainError",
     "children",
+    "depth",
     "walk",
 ]
 
@@ -203,3 +204,17 @@ def walk(root: Node) -> Iterator[Node]:
         node = stack.pop()
         yield node
         stack.extend(reversed(children(node)))
+
+
+def depth(root: Node) -> int:
+    """Return the number of levels of a tree; a chain of `&&` or of `||` is one, however long."""
+    deepest = 0
+    stack = [(root, 1)]
+    while stack:
+        node, level = stack.pop()
+        deepest = max(deepest, level)
+        for child in children(node):
+            same = isinstance(node, Call) and isinstance(child, Call) and node.function == child.function
+            in_chain = same and isinstance(node, Call) and node.function in ("_&&_", "_||_")
+            stack.append((child, level if in_chain else level + 1))
+    return deepest

@@ -1,0 +1,162 @@
+"""Proof of ownership: what the ledger says, laid over what stands, after every kind of interruption."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpupolicy.core import ownership
+from gpupolicy.core.inventory import ClaimUse, Instance, Ownership, Placement
+from gpupolicy.core.records import (
+    ClaimRecord,
+    ClaimState,
+    DeviceKind,
+    DeviceRecord,
+    GpuRecord,
+    InstanceRecord,
+    InstanceState,
+    PreparedDevice,
+)
+from tests.unit.core.builders import card, instance
+
+
+def entry(
+    where: str, state: InstanceState = InstanceState.CREATED, *, uuid: str | None = None
+) -> InstanceRecord:
+    model = instance(where)
+    return InstanceRecord(
+        model.profile_id,
+        model.profile,
+        model.placement,
+        state,
+        gpu_instance_id=None if state is InstanceState.CREATING else 7,
+        uuid=model.uuid if uuid is None else uuid,
+    )
+
+
+def record(*entries: InstanceRecord, **fields: object) -> GpuRecord:
+    return GpuRecord("GPU-0", instances=entries, **fields)  # type: ignore[arg-type]
+
+
+STANDS = instance("1g.10gb@6", ownership=Ownership.FOREIGN)
+NO_COMPUTE = instance("1g.10gb@6", ownership=Ownership.FOREIGN, broken=True)
+
+
+@pytest.mark.parametrize(
+    ("known", "stands", "ours"),
+    [
+        pytest.param(entry("1g.10gb@6"), STANDS, True, id="created"),
+        pytest.param(
+            entry("1g.10gb@6", InstanceState.CREATING, uuid=""), STANDS, True, id="creation not confirmed"
+        ),
+        pytest.param(entry("1g.10gb@6", InstanceState.DESTROYING), STANDS, True, id="destruction not begun"),
+        pytest.param(
+            entry("1g.10gb@6", InstanceState.DESTROYING), NO_COMPUTE, True, id="destruction half done"
+        ),
+        pytest.param(entry("1g.10gb@6"), NO_COMPUTE, True, id="compute instance gone"),
+        pytest.param(entry("1g.10gb@6", uuid="MIG-other"), STANDS, False, id="somebody made it again"),
+        pytest.param(entry("1g.10gb@5"), STANDS, False, id="another place"),
+        pytest.param(entry("1g.20gb@6"), STANDS, False, id="another profile in its place"),
+        pytest.param(None, STANDS, False, id="no record"),
+    ],
+)
+def test_an_instance_is_ours_where_the_record_proves_it(
+    known: InstanceRecord | None, stands: Instance, ours: bool
+) -> None:
+    gpu = card(stands)
+    ledger = record(*([known] if known else []))
+    assert ownership.owned(gpu, ledger).instances[0].ownership is (
+        Ownership.OWNED if ours else Ownership.FOREIGN
+    )
+    after = ownership.settled(ledger, gpu)
+    assert bool(after.instances) is ours
+    if ours:
+        assert after.instances == (ownership.made(gpu.instances[0]),)
+        assert after.instances[0].state is InstanceState.CREATED
+
+
+def test_what_did_not_come_about_is_forgotten() -> None:
+    known = record(
+        entry("1g.10gb@6", InstanceState.CREATING, uuid=""),
+        entry("3g.40gb@0", InstanceState.DESTROYING),
+        entry("1g.10gb@4"),
+        mode_before=False,
+        mode_intent=True,
+        policy="infer",
+        revision="r",
+    )
+    after = ownership.settled(known, card())
+    assert after.instances == ()
+    assert after.mode_intent is None
+    assert (after.mode_before, after.policy, after.revision) == (False, "infer", "r")
+
+
+def test_settling_twice_changes_nothing() -> None:
+    gpu = card(instance("1g.10gb@6"), instance("3g.40gb@0"))
+    once = ownership.settled(record(entry("3g.40gb@0"), entry("1g.10gb@6")), gpu)
+    assert ownership.settled(once, gpu) == once
+
+
+def test_a_reboot_leaves_what_to_restore() -> None:
+    known = record(entry("1g.10gb@6"), policy="infer", revision="r", mode_before=False, mode_intent=True)
+    assert ownership.after_boot(known) == record(policy="infer", mode_before=False)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "known", "whole"),
+    [
+        pytest.param(card(), None, Ownership.OBSERVED, id="nothing known"),
+        pytest.param(card(), record(), Ownership.OBSERVED, id="nothing wanted"),
+        pytest.param(card(), record(policy="train"), Ownership.OWNED, id="shaped by a policy"),
+        pytest.param(card(STANDS), record(entry("1g.10gb@6")), Ownership.OWNED, id="ours"),
+        pytest.param(card(STANDS), None, Ownership.FOREIGN, id="foreign"),
+        pytest.param(
+            card(STANDS, instance("3g.40gb@0")), record(entry("3g.40gb@0")), Ownership.FOREIGN, id="both"
+        ),
+    ],
+)
+def test_a_card_is_whose_instances_stand_on_it(
+    gpu: object, known: GpuRecord | None, whole: Ownership
+) -> None:
+    assert ownership.owned(gpu, known).ownership is whole  # type: ignore[arg-type]
+
+
+def prepared(uid: str, *, start: int | None, gpu: str = "GPU-0", pods: tuple[str, ...] = ()) -> ClaimRecord:
+    place = {} if start is None else {"profile_id": 19, "placement": Placement(start, 1)}
+    device = DeviceRecord(
+        "any",
+        DeviceKind.MIG if place else DeviceKind.GPU,
+        "p",
+        gpu,
+        **place,  # type: ignore[arg-type]
+    )
+    return ClaimRecord(
+        uid, "ns", f"claim-{uid}", ClaimState.PREPARE_COMPLETED, (PreparedDevice(device, "pool"),), pods
+    )
+
+
+def test_claims_of_the_ledger_and_of_the_api_server_count_once() -> None:
+    gpu = card(instance("1g.10gb@6"), instance("1g.10gb@5"), enabled=True)
+    allocated = {
+        "mig-0-19-6": (ClaimUse("ns", "claim-a", "a", ("pod-1", "pod-2")),),
+        "mig-0-19-5": (ClaimUse("ns", "claim-b", "b", ("pod-3",)),),
+        "mig-9-19-5": (ClaimUse("ns", "claim-z", "z"),),
+    }
+    held = ownership.held(gpu, [prepared("a", start=6, pods=("old",)), prepared("c", start=4)], allocated)
+    six, five = held.instances
+    assert six.claims == (ClaimUse("ns", "claim-a", "a", ("pod-1", "pod-2"), prepared=True),)
+    assert five.claims == (ClaimUse("ns", "claim-b", "b", ("pod-3",), prepared=False),)
+    assert held.claims == ()
+
+
+def test_a_claim_holds_its_card_and_no_other() -> None:
+    held = ownership.held(card(enabled=False), [prepared("a", start=None, pods=("p",))], {})
+    assert held.claims == (ClaimUse("ns", "claim-a", "a", ("p",), prepared=True),)
+    other = ownership.held(card(enabled=False), [prepared("a", start=None, gpu="GPU-1")], {})
+    assert other.claims == ()
+    assert not other.in_use
+
+
+def test_a_claim_in_any_state_pins() -> None:
+    for state in ClaimState:
+        claim = replace(prepared("a", start=6), state=state)
+        assert ownership.held(card(instance("1g.10gb@6")), [claim], {}).instances[0].in_use
