@@ -107,8 +107,8 @@ async def publishing(cluster: Cluster) -> AsyncIterator[Running]:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-    admin.delete(SLICES, fieldSelector=f"spec.nodeName={NODE}")
-    admin.delete(f"/api/v1/nodes/{NODE}")
+            admin.delete(SLICES, fieldSelector=f"spec.nodeName={NODE}")
+            admin.delete(f"/api/v1/nodes/{NODE}")
 
 
 async def test_a_node_full_of_partitions_is_published_and_left_alone(cluster: Cluster) -> None:
@@ -117,7 +117,9 @@ async def test_a_node_full_of_partitions_is_published_and_left_alone(cluster: Cl
         pool = partitions(16, 25)
         running.publish(pool)
         publication = await running.complete(400)
-        assert publication == publisher.Publication(complete=True, generation=1, slices=9, devices=400)
+        assert publication == publisher.Publication(
+            complete=True, generation=1, slices=9, devices=400, pool=pool
+        )
         live = running.live()
         assert [len(item["spec"].get("devices") or item["spec"]["sharedCounters"]) for item in live] == [
             *[64] * 6,

@@ -6,7 +6,6 @@ JSON on standard output. A claim named `refused...` is refused.
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import signal
 from collections.abc import Mapping, Sequence
@@ -113,7 +112,9 @@ async def main(arguments: argparse.Namespace) -> None:
         slice_publisher = publisher.SlicePublisher(
             store,
             kube.dropped_fields,
-            on_change=lambda publication: say("publication", **dataclasses.asdict(publication)),
+            on_change=lambda publication: say(
+                "publication", complete=publication.complete, problem=publication.problem
+            ),
         )
 
         def hear(status: server.PluginStatus) -> None:

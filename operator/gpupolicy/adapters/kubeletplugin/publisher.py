@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from gpupolicy.adapters.kubeletplugin import slices
+from gpupolicy.adapters.kubeletplugin import callbacks, slices
 from gpupolicy.adapters.kubeletplugin.slices import Pool  # The field `slices` below hides the module.
 
 RESYNC_SECONDS: Final = 300.0
@@ -309,8 +309,7 @@ class SlicePublisher:
     def _tell(self, publication: Publication) -> None:
         if publication != self._publication:
             self._publication = publication
-            if self._on_change is not None:
-                self._on_change(publication)
+            callbacks.tell(self._on_change, publication)
 
 
 def _version(item: Mapping[str, Any]) -> tuple[str, str]:

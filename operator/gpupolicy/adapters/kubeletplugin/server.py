@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 from grpclib.server import Server
 
-from gpupolicy.adapters.kubeletplugin import claims, services, sockets
+from gpupolicy.adapters.kubeletplugin import callbacks, claims, services, sockets
 
 VERSIONS: Final = (services.DRA_V1, services.DRA_V1BETA1, services.HEALTH_V1, services.HEALTH_V1ALPHA1)
 """Everything that this plugin can speak, newest first."""
@@ -96,7 +96,7 @@ class KubeletPlugin:
         self._registered = False
         self._registration_error = ""
         self._last_call_at: float | None = None
-        self._reported: tuple[bool, str] | None = None
+        self._reported = (False, "")
         self._gate = services.Gate()
         if health is None:
             versions = [version for version in versions if version in (services.DRA_V1, services.DRA_V1BETA1)]
@@ -194,14 +194,13 @@ class KubeletPlugin:
 
     def _hear_call(self, report: services.CallReport) -> None:
         self._last_call_at = time.monotonic()
-        if self._on_call is not None:
-            self._on_call(report)
+        callbacks.tell(self._on_call, report)
 
     def _report(self, *, always: bool = False) -> None:
         status = self.status
         summary = (status.registered, status.problem)
-        if self._on_status is not None and (always or summary != self._reported):
-            self._on_status(status)
+        if always or summary != self._reported:
+            callbacks.tell(self._on_status, status)
         self._reported = summary
 
     async def _keep_in_place(self) -> None:

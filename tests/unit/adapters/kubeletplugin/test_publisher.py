@@ -447,6 +447,19 @@ async def test_what_lost_an_essential_field_after_all_is_withdrawn() -> None:
         await eventually(lambda: shown(store) == ["a", "b"])
 
 
+async def test_a_listener_that_raises_spoils_nothing() -> None:
+    def broken(_: publisher.Publication) -> None:
+        raise RuntimeError("a bug in the driver's metrics")
+
+    store = Store()
+    async with running(store, on_change=broken) as started:
+        for count in (3, 4):
+            started.publish(pool(*devices(count)), OWNER)
+            await eventually(lambda count=count: len(shown(store)) == count)
+        await eventually(lambda: started.publication.complete)
+        assert started.publication.problem == ""
+
+
 async def test_a_missed_event_is_made_good_by_the_slow_clock() -> None:
     store = Store()
     async with running(store, resync_seconds=0.05) as started:

@@ -242,6 +242,26 @@ async def test_one_bad_claim_does_not_spoil_the_other(short: Path) -> None:
         assert list(reports[0].errors) == ["uid-2"]
 
 
+def broken(_: Any) -> None:
+    raise RuntimeError("a bug in the driver's metrics")
+
+
+async def test_a_listener_that_raises_spoils_nothing(
+    short: Path, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the answer to the kubelet nor the watch over the sockets."""
+    async with running(short, driver, on_status=broken, on_call=broken) as plugin:
+        async with connect(plugin.paths.registration) as kubelet:
+            await kubelet.notify(registered=True)
+        async with connect(plugin.paths.service) as kubelet:
+            assert (await kubelet.prepare([ONE]))["uid-1"].devices
+        plugin.paths.registration.unlink()
+        await eventually(lambda: not plugin.status.registered and plugin.paths.registration.exists())
+        plugin.paths.registration.unlink()
+        await eventually(plugin.paths.registration.exists)
+    assert "a bug in the driver's metrics" in caplog.text
+
+
 async def test_a_claim_without_uid_is_answered(short: Path, driver: Driver) -> None:
     async with running(short, driver) as plugin, connect(plugin.paths.service) as kubelet:
         entries = await kubelet.prepare([("ns", "claim", "")])
