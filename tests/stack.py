@@ -2,16 +2,21 @@
 
 The demo and the end-to-end tests share it. Every process has the identity and the rights that the chart gives it:
 the controller a service account's token, each agent one that is bound to its node. Nobody runs as admin.
+
+With `pods=True` the chart starts controller and agents as an admin's would, from images of `tools/image.py` and in
+simulator mode. Without, they are processes beside the cluster, which a test can kill, pause and start with other options.
 """
 
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import images
 from tests.cluster.cluster import Cluster
 from tests.cluster.node import Node, NodeOptions
 from tests.cluster.process import Daemon, poll_until
@@ -19,6 +24,7 @@ from tests.paths import ROOT
 from tests.simulator import Simulator
 
 NAMESPACE = "gpupolicy-system"
+SIMULATOR_LABEL = "gpupolicy.dev/simulator"
 READY_SECONDS = 60.0
 
 
@@ -35,16 +41,41 @@ class GpuNodeOptions:
 
 
 class Stack:
-    """A cluster with GpuPolicy on it. `install` begins, `add_nodes` and `start_controller` follow."""
+    """A cluster with GpuPolicy on it. `install` begins, `add_nodes` and `start_controller` follow.
 
-    def __init__(self, cluster: Cluster) -> None:
+    With `pods`, `add_nodes` begins, which also brings the images to the nodes, and `install_pods` follows.
+    """
+
+    def __init__(self, cluster: Cluster, *, pods: bool = False) -> None:
         self.cluster = cluster
         self.kubectl = cluster.kubectl
+        self.pods = pods
 
     # Installing.
 
     def install(self, *settings: str) -> None:
-        """Install the chart with Helm, as an admin would, and wait until the kinds are served."""
+        """Install the chart with Helm, without controller and agents, and wait until the kinds are served."""
+        self.upgrade("controller.replicas=0", "agent.enabled=false", *settings)
+        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(ROOT / "crds"))
+
+    def install_pods(self, *settings: str, seconds: int = 120) -> None:
+        """Install or upgrade the chart with simulated cards on the nodes of `add_nodes`, and wait until all is ready."""
+        first = self.cluster.nodes[0].name
+        self.upgrade(
+            "simulator.enabled=true",
+            "image.pullPolicy=Never",
+            # Only this node has the image; the others are spared its size.
+            f"controller.nodeSelector.kubernetes\\.io/hostname={first}",
+            *settings,
+        )
+        for workload in ("deployment/gpupolicy-controller", "daemonset/gpupolicy-agent"):
+            try:
+                self.kubectl("-n", NAMESPACE, "rollout", "status", workload, f"--timeout={seconds}s")
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}\n{self.report()}") from error
+
+    def upgrade(self, *settings: str) -> None:
+        """Run `helm upgrade --install` with settings."""
         self.helm(
             "upgrade",
             "--install",
@@ -55,7 +86,6 @@ class Stack:
             "--create-namespace",
             *(word for setting in settings for word in ("--set", setting)),
         )
-        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(ROOT / "crds"))
 
     def helm(self, *arguments: str) -> str:
         """Run Helm as the admin.
@@ -105,13 +135,19 @@ class Stack:
         return daemon
 
     def add_nodes(self, *options: GpuNodeOptions, agents: bool = True) -> list[Node]:
-        """Start nodes with simulated cards, and their agents unless told otherwise."""
+        """Start nodes with simulated cards, and their agents unless told otherwise (pods start by themselves)."""
+        simulated = {SIMULATOR_LABEL: "true"} if self.pods else {}
         nodes = self.cluster.add_nodes(
             *(
-                NodeOptions(o.name, labels={**({"gpu-pool": o.pool} if o.pool else {}), **o.labels})
+                NodeOptions(
+                    o.name, labels={**({"gpu-pool": o.pool} if o.pool else {}), **simulated, **o.labels}
+                )
                 for o in options
             )
         )
+        if self.pods:
+            self._load_images(nodes)
+            return nodes
         for option, node in zip(options, nodes, strict=True):
             self.make_cards(option, node)
             if agents:
@@ -126,8 +162,18 @@ class Stack:
             gpus=option.gpus, model=option.model, seed=node.name, per_gpu=option.per_gpu, options=("--force",)
         )
 
+    def _load_images(self, nodes: Sequence[Node]) -> None:
+        """Bring the programs to nodes: the agent to all, the controller to the first of the cluster."""
+        agent = images.archive("agent", "simulator")
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda node: node.load_images(agent), nodes))
+        if nodes[0].name == self.cluster.nodes[0].name:
+            nodes[0].load_images(images.archive("controller"))
+
     def simulator(self, node: str) -> Simulator:
         """Return the simulated cards of a node."""
+        if self.pods:
+            return Simulator(self.cluster.find_node(node).plugins_dir / "gpu.gpupolicy.dev/simulator")
         return Simulator(self.cluster.run.directory / "gpusim" / node)
 
     def start_agent(self, node: Node, *arguments: str) -> Daemon:
@@ -259,6 +305,16 @@ class Stack:
                 parts.append(self.kubectl(*arguments))
             except RuntimeError as error:
                 parts.append(str(error))
+        if self.pods:
+            for workload in ("deployment/gpupolicy-controller", "daemonset/gpupolicy-agent"):
+                parts.append(f"--- {workload}")
+                for command in ("logs", "describe"):
+                    try:
+                        options = ["--tail=20", "--all-containers", "--prefix"] if command == "logs" else []
+                        parts.append(self.kubectl("-n", NAMESPACE, command, workload, *options))
+                    except RuntimeError as error:
+                        parts.append(str(error))
+            parts.append(self.kubectl("-n", NAMESPACE, "get", "events"))
         for name in processes or self._processes():
             daemon = self.cluster.find_daemon(name)
             parts.append(f"--- {name}: {'runs' if daemon.alive else 'ended'}\n{daemon.log_tail(15)}")

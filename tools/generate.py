@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "operator"))
 
 from gpupolicy.api import schema  # noqa: E402 -- the path comes first
 
+KEEP = "helm.sh/resource-policy"
 HEADER = "# Generated from operator/gpupolicy/api by `make generate`. Do not edit.\n"
 
 
@@ -64,8 +65,11 @@ def generated_files() -> dict[Path, str]:
     for name, definition in schema.all_definitions().items():
         files[ROOT / "crds" / name] = rendered(definition)
         kept = {**definition, "metadata": {**definition["metadata"]}}
-        kept["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
-        body = "{{- if .Values.crds.install }}\n" + rendered(kept) + "{{- end }}\n"
+        kept["metadata"]["annotations"] = {KEEP: "keep"}
+        lines = f"  annotations:\n    {KEEP}: keep\n"
+        conditional = "  {{- if .Values.crds.keep }}\n" + lines + "  {{- end }}\n"
+        text = rendered(kept).replace(lines, conditional, 1)
+        body = "{{- if .Values.crds.install }}\n" + text + "{{- end }}\n"
         files[ROOT / "charts/gpupolicy/templates/crds" / name] = body
     files[ROOT / "docs/reasons.md"] = reasons_page()
     return files

@@ -6,3 +6,35 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 app.kubernetes.io/part-of: gpupolicy
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end }}
+
+{{- /* What a workload is found by; it never changes between releases. Give a dict of context and component. */ -}}
+{{- define "gpupolicy.selector" -}}
+app.kubernetes.io/name: gpupolicy
+app.kubernetes.io/instance: {{ .context.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "gpupolicy.image" -}}
+{{- $image := .context.Values.image -}}
+{{ printf "%s/%s:%s" $image.registry .component (default .context.Chart.AppVersion $image.tag) | quote }}
+imagePullPolicy: {{ $image.pullPolicy }}
+{{- end }}
+
+{{- define "gpupolicy.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The node's folders of the kubelet that the agent writes to. */ -}}
+{{- define "gpupolicy.pluginDirectory" -}}
+{{ .Values.agent.hostPaths.kubelet }}/plugins/gpu.gpupolicy.dev
+{{- end }}
+
+{{- /* Where the driver of the host stands in the agent: its own place, but / cannot be mounted over the agent's own. */ -}}
+{{- define "gpupolicy.driverRoot" -}}
+{{- if eq .Values.agent.hostPaths.driver "/" }}/host{{ else }}{{ .Values.agent.hostPaths.driver }}{{ end }}
+{{- end }}

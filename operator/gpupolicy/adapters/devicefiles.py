@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,11 +39,13 @@ class Roots:
 
     Attributes:
         driver: the driver root, `/` or where a driver container mounts it.
+        driver_on_host: where that stands on the host, if we see it elsewhere; None: in the same place.
         dev: what the device nodes are relative to; usually `/`.
         proc: root of procfs.
     """
 
     driver: Path = Path("/")
+    driver_on_host: Path | None = None
     dev: Path = Path("/")
     proc: Path = Path("/proc")
 
@@ -207,9 +209,24 @@ class DeviceFiles:
         if done.returncode != 0:
             raise DeviceFilesError(f"nvidia-ctk cdi generate failed: {_last_line(done.stderr)}")
         try:
-            return cdi.parse(done.stdout.encode(), source="nvidia-ctk cdi generate")
+            spec = cdi.parse(done.stdout.encode(), source="nvidia-ctk cdi generate")
         except cdi.SpecError as error:
             raise DeviceFilesError(str(error)) from error
+        devices = {name: self._as_on_host(edits) for name, edits in spec.devices.items()}
+        return cdi.Spec(kind=spec.kind, devices=devices, common_edits=self._as_on_host(spec.common_edits))
+
+    def _as_on_host(self, edits: cdi.ContainerEdits) -> cdi.ContainerEdits:
+        """Name the files of the driver as the container runtime sees them, which runs on the host."""
+        root = self.roots.driver_on_host
+        if root is None:
+            return edits
+        mounts = []
+        for mount in edits.mounts:
+            path = Path(mount.host_path)
+            if path.is_relative_to(self.roots.driver):
+                mount = replace(mount, host_path=str(root / path.relative_to(self.roots.driver)))  # noqa: PLW2901
+            mounts.append(mount)
+        return replace(edits, mounts=tuple(mounts))
 
 
 def _is_device(path: Path) -> bool:

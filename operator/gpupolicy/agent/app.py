@@ -349,6 +349,11 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[Options, str]:
     add("--cdi-dir", type=Path, default=Path("/var/run/cdi"), help="where the runtime looks for CDI specs")
     add("--state-dir", type=Path, help="the ledger; default: below the driver's plugin directory")
     add("--driver-root", type=Path, default=Path("/"), help="root of the driver's files")
+    add(
+        "--driver-root-on-host",
+        type=Path,
+        help="where the driver root stands on the host; default: in the same place",
+    )
     add("--dev-root", type=Path, default=Path("/"), help="what /dev is relative to")
     add("--proc-root", type=Path, default=Path("/proc"), help="root of procfs")
     add("--sys-root", type=Path, default=Path("/sys"), help="root of sysfs")
@@ -383,7 +388,12 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[Options, str]:
         kubelet_root=parsed.kubelet_root,
         cdi_directory=parsed.cdi_dir,
         state_directory=parsed.state_dir or plugin_directory / "ledger",
-        roots=devicefiles.Roots(driver=parsed.driver_root, dev=parsed.dev_root, proc=parsed.proc_root),
+        roots=devicefiles.Roots(
+            driver=parsed.driver_root,
+            driver_on_host=parsed.driver_root_on_host,
+            dev=parsed.dev_root,
+            proc=parsed.proc_root,
+        ),
         sysfs=parsed.sys_root,
         nvml_library=parsed.nvml_library,
         nvidia_ctk=parsed.nvidia_ctk,

@@ -115,7 +115,7 @@ static void check_order(const struct state *state)
 int command_init(struct command_line *line)
 {
     int force = take_flag(line, "--force"), bare = take_flag(line, "--state-only");
-    int devices = !take_flag(line, "--no-devices");
+    int devices = !take_flag(line, "--no-devices"), keep = take_flag(line, "--keep");
     static struct state node;
     fill_node(&node, line);
     apply_properties(&node, line);
@@ -123,6 +123,8 @@ int command_init(struct command_line *line)
     if (mkdir(line->directory, 0755) != 0 && errno != EEXIST)
         fail("%s: %s", line->directory, strerror(errno));
     struct state *state = state_create(line->directory, force);
+    if (!state && errno == EEXIST && keep)
+        return 0;
     if (!state)
         fail("%s: %s", line->directory, errno == EEXIST ? "there is a node already; --force replaces it" : strerror(errno));
     /* Everything but the header and the lock, which the new file has already. */

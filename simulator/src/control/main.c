@@ -10,7 +10,7 @@
 
 static const char usage[] =
     "usage: gpusim COMMAND [--dir DIR] ...\n"
-    "  init [--gpus N] [--model KEY] [--driver-version V] [--cuda V] [--node-seed TEXT] [--force]\n"
+    "  init [--gpus N] [--model KEY] [--driver-version V] [--cuda V] [--node-seed TEXT] [--force|--keep]\n"
     "       [--state-only] [--no-devices] [NAME=VALUE...] [--gpu N NAME=VALUE...]...\n"
     "  dump                              the whole state as JSON\n"
     "  models                            the keys of the card models\n"

@@ -209,6 +209,15 @@ def test_a_second_node_in_the_same_place_needs_force(node: Simulator) -> None:
     assert node.dump()["gpus"][0]["uuid"] != before
 
 
+def test_keep_leaves_a_node_as_it_is_and_makes_a_missing_one(node: Simulator, tmp_path: Path) -> None:
+    """What an init container that runs at each start of a pod needs."""
+    before = node.dump()
+    node.create(seed="other", options=["--keep"])
+    assert node.dump()["gpus"] == before["gpus"]
+    fresh = Simulator(tmp_path / "fresh").create(seed="other", options=["--keep", "--no-devices"])
+    assert len(fresh.dump()["gpus"]) == 1
+
+
 class Container:
     """A root folder with nothing but what a container runtime would put into it."""
 
