@@ -5,6 +5,7 @@ Every call has a deadline (`timeout_seconds`, retries included) and raises `erro
 """
 
 import builtins
+import contextlib
 import datetime as dt
 import logging
 import secrets
@@ -59,8 +60,8 @@ class Kube:
         )
 
     async def __aenter__(self) -> Self:
-        """Read the credentials, so that a bad kubeconfig is told at once."""
-        await self._transport.credentials()
+        """Read credentials and TLS files, so that a bad kubeconfig is told at once."""
+        await self._transport.open()
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
@@ -184,8 +185,10 @@ class Kube:
             "timeoutSeconds": str(timeout_seconds),
         }
         request = transport.Request("GET", resource.collection_path(namespace), query)
-        async for line in self._transport.lines(request, inactivity_seconds=inactivity_seconds):
-            yield wire.watch_event(line)
+        lines = self._transport.lines(request, inactivity_seconds=inactivity_seconds)
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                yield wire.watch_event(line)
 
     async def create(
         self,

@@ -4,6 +4,7 @@ The parsing is kubernetes_asyncio's; this module decides which source is used an
 token is good for minutes and a process runs for months. Nothing here shows a token: not in a repr, not in an error.
 """
 
+import asyncio
 import hashlib
 import ipaddress
 import logging
@@ -209,6 +210,7 @@ class Keeper:
         self._source = source
         self._current: Credentials | None = None
         self._read_at = 0.0
+        self._reading = asyncio.Lock()
 
     async def current(self) -> Credentials:
         """Return good credentials, read again if they aged.
@@ -231,14 +233,17 @@ class Keeper:
             return self._current
 
     async def renew(self) -> Credentials:
-        """Read the credentials now, whatever their age.
+        """Read the credentials now, whatever their age; callers at the same time share one reading.
 
         Raises:
             ConfigurationError: the source does not yield them.
         """
-        self._current = await self._source.read()
-        self._read_at = time.monotonic()
-        return self._current
+        known = self._current
+        async with self._reading:
+            if self._current is None or self._current is known:
+                self._current = await self._source.read()
+                self._read_at = time.monotonic()
+            return self._current
 
 
 @dataclass(slots=True)

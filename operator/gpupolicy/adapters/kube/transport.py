@@ -13,11 +13,12 @@ Attempts end at the caller's deadline, whatever is left to try.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -122,6 +123,14 @@ class Transport:
         for session in sessions:
             await session.close()
 
+    async def open(self) -> None:
+        """Read credentials and TLS files, so that what is wrong with them is told before the first request.
+
+        Raises:
+            ConfigurationError: they cannot be used.
+        """
+        await self._session_for(await self._keeper.current())
+
     async def credentials(self) -> Credentials:
         """Return the credentials as they are now, see `credentials.Keeper.current`."""
         return await self._keeper.current()
@@ -150,7 +159,7 @@ class Transport:
             await self._sleep(wait)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def lines(self, request: Request, *, inactivity_seconds: float) -> AsyncIterator[bytes]:
+    async def lines(self, request: Request, *, inactivity_seconds: float) -> AsyncGenerator[bytes]:
         """Yield the lines of a streamed answer until the server ends it.
 
         Raises:
@@ -159,13 +168,15 @@ class Transport:
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=inactivity_seconds)
         for last in (False, True):
+            deadline = time.monotonic() + ATTEMPT_SECONDS
             try:
-                async for line in self._stream(request, limits):
-                    yield line
+                async with contextlib.aclosing(self._stream(request, limits, deadline)) as stream:
+                    async for line in stream:
+                        yield line
             except errors.Unauthorized as error:
                 if last:
                     raise
-                await self._renew(error)
+                await self._renew(request, error, deadline)
             else:
                 return
 
@@ -173,22 +184,25 @@ class Transport:
         try:
             return await self._attempt(request, deadline)
         except errors.Unauthorized as error:
-            await self._renew(error)
+            await self._renew(request, error, deadline)
             return await self._attempt(request, deadline)
 
-    async def _renew(self, refusal: errors.Unauthorized) -> None:
+    async def _renew(self, request: Request, refusal: errors.Unauthorized, deadline: float) -> None:
         try:
-            await self._keeper.renew()
+            async with asyncio.timeout(_left_seconds(deadline)):
+                await self._keeper.renew()
         except errors.ConfigurationError as error:
             raise refusal from error
+        except TimeoutError as error:
+            raise _no_answer(request, error) from error
 
     async def _attempt(self, request: Request, deadline: float) -> Response:
-        seconds = min(ATTEMPT_SECONDS, max(deadline - time.monotonic(), 0.001))
+        seconds = _left_seconds(deadline)
         limits = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
         started = time.monotonic()
         status = 0
         try:
-            async with await self._open(request, limits) as response:
+            async with await self._open(request, limits, deadline) as response:
                 body = await response.read()
                 status = response.status
                 if status >= HTTPStatus.BAD_REQUEST:
@@ -199,27 +213,34 @@ class Transport:
         finally:
             self._observe(request, status, started)
 
-    async def _stream(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[bytes]:
+    async def _stream(
+        self, request: Request, limits: aiohttp.ClientTimeout, deadline: float
+    ) -> AsyncGenerator[bytes]:
         started = time.monotonic()
         status = 0
         try:
-            async with await self._open(request, limits) as response:
+            async with await self._open(request, limits, deadline) as response:
                 status = response.status
                 self._observe(request, status, started)
                 if status >= HTTPStatus.BAD_REQUEST:
                     body = await response.read()
                     raise errors.from_body(status, body, retry_after=response.headers.get("Retry-After"))
-                async for line in _split(response.content):
-                    yield line
+                async with contextlib.aclosing(_split(response.content)) as lines:
+                    async for line in lines:
+                        yield line
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if status == 0:
                 self._observe(request, status, started)
             raise _no_answer(request, error) from error
 
-    async def _open(self, request: Request, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        known = await self._keeper.current()
-        session = await self._session_for(known)
-        headers = {"Accept": "application/json", "User-Agent": self._user_agent}
+    async def _open(
+        self, request: Request, limits: aiohttp.ClientTimeout, deadline: float
+    ) -> aiohttp.ClientResponse:
+        # An exec plugin may take its time; the caller's is limited.
+        async with asyncio.timeout(_left_seconds(deadline)):
+            known = await self._keeper.current()
+            session = await self._session_for(known)
+        headers = {"Accept": "application/json, */*", "User-Agent": self._user_agent}
         if known.authorization:
             headers["Authorization"] = known.authorization
         data = None
@@ -246,7 +267,14 @@ class Transport:
         if known is not self._known or self._session is None:
             made_with = known.transport()
             if self._session is None or made_with != self._made_with:
-                await self._replace_session(known)
+                try:
+                    await self._replace_session(known)
+                except errors.ConfigurationError as error:
+                    if self._session is None:
+                        raise
+                    # A file may be missing for the moment in which it is replaced.
+                    logger.warning("The connections stay as they are: %s", error)
+                    return self._session
             self._known, self._made_with = known, made_with
         assert self._session is not None  # noqa: S101 - for the type checker
         return self._session
@@ -254,10 +282,11 @@ class Transport:
     async def _replace_session(self, known: Credentials) -> None:
         """Begin with new connections; watches that run keep theirs until they end."""
         now = time.monotonic()
+        tls = known.ssl_context() if known.server.startswith("https") else False
         if self._session is not None:
             self._retired.append((now, self._session))
         connector = aiohttp.TCPConnector(
-            ssl=known.ssl_context() if known.server.startswith("https") else False,
+            ssl=tls,
             keepalive_timeout=_IDLE_CONNECTION_SECONDS,
             socket_factory=_socket,
         )
@@ -271,7 +300,12 @@ class Transport:
             self._observer(request.method, status, time.monotonic() - started)
 
 
-async def _split(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+def _left_seconds(deadline: float) -> float:
+    """Return how long an attempt may take; never zero, which would mean no limit."""
+    return min(ATTEMPT_SECONDS, max(deadline - time.monotonic(), 0.001))
+
+
+async def _split(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
     buffer = bytearray()
     async for chunk in content.iter_any():
         # Only the new part can hold the end of the line, so a long line is not searched again and again.

@@ -175,6 +175,40 @@ async def test_a_refusal_stays_the_error_when_the_credentials_cannot_be_read(ser
             await client.get(kube.NODES, "n1")
 
 
+@pytest.mark.parametrize("when", ["first", "after-a-refusal"])
+async def test_slow_credentials_do_not_outlast_the_callers_deadline(server, when):
+    """An exec plugin that waits for a person."""
+
+    class Slow(Tokens):
+        async def read(self):
+            if self.reads or when == "first":
+                await asyncio.Event().wait()
+            return await super().read()
+
+    server.script(status(401, "Unauthorized"))
+    async with asyncio.timeout(20):
+        client = kube.Kube(transport.Transport(Slow(server.url)))
+        with pytest.raises(kube.Unavailable) as caught:
+            await client.get(kube.NODES, "n1", timeout_seconds=0.2)
+        await client.close()
+    assert caught.value.reason == "Timeout"
+
+
+@pytest.mark.parametrize(("excepted", "requests"), [("", 1), ("127.0.0.1,api.example.com", 0)])
+async def test_the_proxy_of_the_environment_is_used(server, sleeps, monkeypatch, excepted, requests):
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("no_proxy", excepted)
+    server.script(ok(NODE))
+    async with kube.Kube(transport.Transport(Tokens("http://api.example.com:1"), sleep=sleeps)) as client:
+        if requests:
+            assert await client.get(kube.NODES, "n1") == NODE
+            assert server.requests[0].host.startswith("api.example.com")
+        else:
+            with pytest.raises(kube.Unavailable):
+                await client.get(kube.NODES, "n1", timeout_seconds=5)
+    assert len(server.requests) == requests
+
+
 async def test_a_token_that_aged_is_read_again_without_a_refusal(server):
     server.script(ok(NODE), ok(NODE))
     source = Tokens(server.url, ["one", "two", "three"], stale=0.0)

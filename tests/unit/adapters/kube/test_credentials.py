@@ -1,5 +1,6 @@
 """Which source of credentials is used, what is read from it, when it is read again, and what is never shown."""
 
+import asyncio
 import datetime as dt
 import json
 import logging
@@ -265,6 +266,7 @@ class Source:
 
     async def read(self):
         answer = self.answers.pop(0)
+        await asyncio.sleep(0)
         if isinstance(answer, Exception):
             raise answer
         return kube.Credentials(server="https://x", authorization=f"Bearer {answer}")
@@ -356,3 +358,14 @@ async def test_an_exec_plugin_may_give_a_certificate(tmp_path):
     found = await credentials.find(kubeconfig(tmp_path / "config", user)).read()
     assert content(found.certificate_file) == "CERT"
     assert content(found.key_file) == "KEY"
+
+
+async def test_callers_at_the_same_time_share_one_reading():
+    """An exec plugin may take seconds and ask a person; it must not run once per waiting request."""
+    source = Source("one", "two")
+    keeper = credentials.Keeper(source)
+    first = await asyncio.gather(*(keeper.current() for _ in range(5)))
+    again = await asyncio.gather(*(keeper.renew() for _ in range(5)))
+    assert {found.token for found in first} == {"one"}
+    assert {found.token for found in again} == {"two"}
+    assert source.answers == []
