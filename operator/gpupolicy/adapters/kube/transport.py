@@ -205,7 +205,7 @@ class Transport:
             async with await self._open(request, limits, deadline) as response:
                 body = await response.read()
                 status = response.status
-                if status >= HTTPStatus.BAD_REQUEST:
+                if status >= HTTPStatus.MULTIPLE_CHOICES:
                     raise errors.from_body(status, body, retry_after=response.headers.get("Retry-After"))
                 return Response(status, response.content_type, body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -222,7 +222,7 @@ class Transport:
             async with await self._open(request, limits, deadline) as response:
                 status = response.status
                 self._observe(request, status, started)
-                if status >= HTTPStatus.BAD_REQUEST:
+                if status >= HTTPStatus.MULTIPLE_CHOICES:
                     body = await response.read()
                     raise errors.from_body(status, body, retry_after=response.headers.get("Retry-After"))
                 async with contextlib.aclosing(_split(response.content)) as lines:

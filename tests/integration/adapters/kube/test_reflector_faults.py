@@ -11,9 +11,17 @@ from tests.integration.adapters.kube.canned import event, ok, running, status, s
 
 
 @pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    """Failures are followed by a pause; here by a short one."""
-    monkeypatch.setattr(backoff.Backoff, "next_seconds", lambda _self: 0.001)
+def pauses(monkeypatch):
+    """The pauses after failures, as they would be; none is waited for."""
+    seconds = []
+    original = backoff.Backoff.next_seconds
+
+    def next_seconds(self):
+        seconds.append(original(self))
+        return 0.001
+
+    monkeypatch.setattr(backoff.Backoff, "next_seconds", next_seconds)
+    return seconds
 
 
 def node(name, version, uid=None, **fields):
@@ -56,6 +64,17 @@ def make(client, told):
         return kube.Reflector(client, kube.NODES, **options)
 
     return reflector
+
+
+def by_kind(server, watches, otherwise=IDLE):
+    """Answer watches in the order given, and every list alike."""
+    left = iter(watches)
+
+    async def answer(request):
+        chosen = next(left, otherwise) if "watch" in request.query else listed(5, node("a", 3))
+        return await chosen(request)
+
+    server.always = answer
 
 
 BREAKS = {
@@ -158,13 +177,7 @@ async def test_a_list_that_fails_is_tried_again(server, make, told, failure):
 
 @pytest.mark.parametrize("failure", [name for name in FAILURES if name != "not-json"])
 async def test_a_watch_that_fails_is_tried_again_from_the_same_version(server, make, failure):
-    failures = iter([FAILURES[failure]] * 4)
-
-    async def answer(request):
-        chosen = next(failures, IDLE) if "watch" in request.query else listed(5)
-        return await chosen(request)
-
-    server.always = answer
+    by_kind(server, [FAILURES[failure]] * 4)
     reflector = make()
     async with running(reflector):
         await until(lambda: asked(server).count("5") == 5)
@@ -173,14 +186,24 @@ async def test_a_watch_that_fails_is_tried_again_from_the_same_version(server, m
     assert asked(server)[-2:] == ["look", "5"]
 
 
-async def test_a_watch_that_ends_at_once_is_not_repeated_in_a_loop(server, make, monkeypatch):
-    pauses = []
-    monkeypatch.setattr(backoff.Backoff, "next_seconds", lambda _self: pauses.append(1) or 0.001)
-    server.script(listed(5), *[stream(), listed(5)] * 5, IDLE)
+async def test_a_watch_that_ends_at_once_is_not_repeated_in_a_loop(server, make, pauses):
+    by_kind(server, [stream()] * 5)
     reflector = make()
     async with running(reflector):
         await until(lambda: asked(server).count("5") == 6)
     assert len(pauses) == 5
+
+
+async def test_pauses_grow_until_something_arrives(server, make, pauses):
+    failed = status(503, "ServiceUnavailable")
+    by_kind(server, [*[failed] * 6, stream(changed("b", 6, "ADDED"), end="broken"), *[failed] * 2])
+    reflector = make()
+    async with running(reflector):
+        await until(lambda: len(pauses) == 9)
+    assert pauses[:6] == sorted(pauses[:6])
+    assert pauses[5] > 8.0
+    assert pauses[6] <= 0.5
+    assert pauses[7] <= 1.0
 
 
 async def test_pages_of_a_snapshot_that_expires_are_begun_again_and_then_read_at_once(server, client):
