@@ -176,45 +176,51 @@ class Stack:
             return Simulator(self.cluster.find_node(node).plugins_dir / "gpu.gpupolicy.dev/simulator")
         return Simulator(self.cluster.run.directory / "gpusim" / node)
 
-    def start_agent(self, node: Node, *arguments: str) -> Daemon:
-        """Start the agent of a node, with a token that is bound to it."""
+    def start_agent(self, node: Node, *arguments: str, toolkit: bool = False) -> Daemon:
+        """Start the agent of a node, with a token that is bound to it.
+
+        Args:
+            node: the node.
+            arguments: further options of the agent.
+            toolkit: whether it asks NVIDIA's container toolkit for the driver's files. The toolkit reads /proc at
+                absolute paths, so the agent then runs where the simulated files stand at those.
+        """
         access = self.cluster.service_account_kubeconfig(
             NAMESPACE, "gpupolicy-agent", node=node.name, expiration_seconds=24 * 3600
         )
         simulator = self.simulator(node.name)
         root = simulator.root
+        options: dict[str, object] = {
+            "node-name": node.name,
+            "kubeconfig": access.kubeconfig,
+            "kubelet-root": node.directory,
+            "cdi-dir": node.cdi_dir,
+            "driver-root": root,
+            "dev-root": root,
+            "proc-root": root / "proc",
+            "sys-root": root / "sys",
+            "nvml-library": simulator.library_path,
+        }
+        mounts = [f"{simulator.directory}:/run/gpusim"]
+        prefix: list[object] = []
+        if toolkit:
+            programs = self.cluster.control_plane.programs
+            options |= {
+                "nvidia-ctk": programs / "nvidia-ctk",
+                "nvidia-cdi-hook": programs / "nvidia-cdi-hook",
+            }
+            prefix = [simulator.gpusim_path, "exec", "--dir", simulator.directory, "--"]
+        else:
+            mounts += [
+                f"{simulator.nvidia_smi_path}:/usr/bin/nvidia-smi:ro",
+                f"{simulator.library_path.resolve()}:/usr/lib64/libnvidia-ml.so.1:ro",
+            ]
+        words = [f"--{name}={value}" for name, value in options.items()]
+        words += [f"--cdi-mount={mount}" for mount in mounts]
+        command = [*prefix, sys.executable, "-m", "gpupolicy.agent.app", *words, *arguments]
         daemon = self.cluster.daemon(
             f"{node.name}-agent",
-            [
-                sys.executable,
-                "-m",
-                "gpupolicy.agent.app",
-                "--node-name",
-                node.name,
-                "--kubeconfig",
-                access.kubeconfig,
-                "--kubelet-root",
-                node.directory,
-                "--cdi-dir",
-                node.cdi_dir,
-                "--driver-root",
-                root,
-                "--dev-root",
-                root,
-                "--proc-root",
-                root / "proc",
-                "--sys-root",
-                root / "sys",
-                "--nvml-library",
-                simulator.library_path,
-                "--cdi-mount",
-                f"{simulator.directory}:/run/gpusim",
-                "--cdi-mount",
-                f"{simulator.nvidia_smi_path}:/usr/bin/nvidia-smi:ro",
-                "--cdi-mount",
-                f"{simulator.library_path.resolve()}:/usr/lib64/libnvidia-ml.so.1:ro",
-                *arguments,
-            ],
+            [str(word) for word in command],
             environment={"PYTHONPATH": str(ROOT / "operator"), "GPUSIM_DIR": str(simulator.directory)},
         )
         daemon.start()

@@ -518,3 +518,24 @@ def test_the_api_server_is_away_during_a_change(stack: Stack, namespace: str) ->
         server.resume()
     stack.wait_policies("infer", seconds=120)
     assert len(stack.devices(profile="1g.10gb")) == 56
+
+
+@pytest.mark.slow
+def test_the_api_server_is_away_for_a_minute_during_prepare(stack: Stack, namespace: str) -> None:
+    """The prepare waits, is refused with a reason, and succeeds when the kubelet asks again."""
+    train(stack)
+    agent, server = stack.agent("gpu-01"), stack.cluster.control_plane.api_server
+    # The agent sleeps while the pod is scheduled, so that its prepare falls into the outage.
+    agent.pause()
+    try:
+        stack.apply(objects.pod("late", namespace, limits={"nvidia.com/gpu": 2}, node="gpu-01"))
+        stack.wait(lambda: len(allocated(stack, namespace, "late")) == 2, "the claim allocated")
+        server.pause()
+        agent.resume()
+        server.wait(60)
+    finally:
+        agent.resume()
+        server.resume()
+    stack.wait_pods(namespace, 1, seconds=150)
+    assert len(seen_by(stack, namespace, "late")) == 2
+    stack.wait_policies("train")
