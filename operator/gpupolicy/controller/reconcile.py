@@ -15,9 +15,10 @@ lose its cards. A policy that cannot be judged now (the API server does not answ
 Writes come in the order classes, status, events: what a status tells is there when it is told.
 """
 
+import asyncio
 import datetime as dt
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final, Literal
 
 from gpupolicy.adapters import kube
@@ -209,7 +210,7 @@ class Reconciler:
     async def _report(self, case: judging.Case) -> list[events.Event]:
         """Write the status of a policy if it changed; return what to tell."""
         entry = case.entry
-        facts = [f for node in sorted(self._world.nodes) if (f := self._facts(node, case)) is not None]
+        facts = [fact async for fact in self._facts(case)]
         self._schedule_staleness(entry.name, facts)
         # Our own write may have come back while classes were applied.
         current = self._world.policies.get(entry.name, entry)
@@ -225,14 +226,20 @@ class Reconciler:
             return []
         return [events.condition_changed(events.Subject.policy(entry.name, entry.uid), ready)]
 
-    def _facts(self, node: str, case: judging.Case) -> rollout.NodeFacts | None:
-        return self._planning.facts(
-            node, case, is_stale=self._is_stale(self._world.nodes[node].last_observed_time)
-        )
-
-    def _is_stale(self, observed: str) -> bool:
-        moment = render.parse_timestamp(observed)
-        return moment is None or self._clock() - moment > self._stale_after
+    async def _facts(self, case: judging.Case) -> AsyncIterator[rollout.NodeFacts]:
+        """Yield what is to be reported of a policy on each node; other work goes on between two nodes."""
+        for name in sorted(self._world.nodes):
+            node = self._world.nodes.get(name)
+            if node is None:
+                continue
+            moment = render.parse_timestamp(node.last_observed_time)
+            is_stale = moment is None or self._clock() - moment > self._stale_after
+            self._world.note_staleness(name, is_stale=is_stale)
+            fact = self._planning.facts(name, case, is_stale=is_stale)
+            if fact is not None:
+                yield fact
+            # The first plan of a node takes milliseconds, and there may be thousands of nodes.
+            await asyncio.sleep(0)
 
     def _schedule_staleness(self, policy: str, facts: list[rollout.NodeFacts]) -> None:
         """Look again when the next agent of these nodes would have been silent for too long."""

@@ -62,6 +62,7 @@ class World:
         """Every GpuNode, read."""
         self.classes: dict[str, LiveClass] = {}
         self._reader = Reader()
+        self._silent: set[str] = set()
         self._gone: OrderedDict[str, None] = OrderedDict()
         """UIDs of objects that went, the latest last."""
         self._slices: dict[str, dict[str, tally.PublishedSlice]] = {}
@@ -109,12 +110,17 @@ class World:
             return ObservedNode(meta.name, meta.uid, meta.resource_version, generation=meta.generation)
 
     def put_node(self, node: ObservedNode) -> bool:
-        """Take a GpuNode; return whether anything is new."""
+        """Take a GpuNode; return whether it says anything new."""
         old = self.nodes.get(node.name)
         if node.uid in self._gone or (old is not None and _is_older(node, old)):
             return False
         self.nodes[node.name] = node
-        return old != node
+        # A mere sign of life is no news, unless the node was given up for silent.
+        return old is None or node.name in self._silent or not node.says_the_same_as(old)
+
+    def note_staleness(self, node: str, *, is_stale: bool) -> None:
+        """Remember whether a node's agent is considered silent, so that its next word is news."""
+        (self._silent.add if is_stale else self._silent.discard)(node)
 
     def drop_node(self, name: str, uid: str) -> bool:
         """Forget a GpuNode, unless another one has its name by now; return whether it was there."""
@@ -123,6 +129,7 @@ class World:
         if old is None or old.uid != uid:
             return False
         del self.nodes[name]
+        self._silent.discard(name)
         return True
 
     def put_class(self, live: LiveClass) -> bool:

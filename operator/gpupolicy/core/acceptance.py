@@ -145,8 +145,9 @@ def judge(
     if verdict.refusal is not None:
         return Acceptance(verdict.refusal)
     layout = policies.layout_of(policy.spec.sharing.mig)
-    # Cards that offer the same profiles give the same answer; a few kinds stand for thousands of cards.
-    kinds = {(gpu.product_name, gpu.mig.capable, gpu.mig.profiles): gpu for gpu in selection.matched}
+    # Cards that offer the same profiles give the same answer; a few kinds stand for thousands of cards. Profiles
+    # are told apart by identity: nearly all equal ones are one object, and hashing them costs more than it saves.
+    kinds = {(gpu.product_name, gpu.mig.capable, id(gpu.mig.profiles)): gpu for gpu in selection.matched}
     refusals = [r for r in (layout_refusal(gpu, layout) for gpu in kinds.values()) if r is not None]
     if refusals and len(refusals) == len(kinds):
         texts = sorted({f"spec.sharing.mig.layout: {r.message}" for r in refusals})

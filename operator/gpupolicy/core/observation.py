@@ -5,7 +5,7 @@ read once, when it arrives, into the inventory's own types, and cards that offer
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpupolicy.api.conditions import ConditionType
 from gpupolicy.api.node import (
@@ -78,6 +78,12 @@ class ObservedNode:
     def has_reported(self) -> bool:
         """Whether the node's agent ever reported."""
         return bool(self.last_observed_time)
+
+    def says_the_same_as(self, other: "ObservedNode") -> bool:
+        """Return whether nothing differs but when it was said."""
+        return self == replace(
+            other, resource_version=self.resource_version, last_observed_time=self.last_observed_time
+        )
 
     @property
     def inventory(self) -> Inventory:

@@ -13,6 +13,7 @@ to find a profile of a card, once, and ids are compared from then on. The rule o
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpupolicy.api.conditions import Reason
 from gpupolicy.core.inventory import MigProfile
@@ -64,6 +65,7 @@ class ProfileName:
         )
 
 
+@lru_cache(maxsize=1024)
 def parse(text: str) -> ProfileName | None:
     """Read a profile name; None where it is none.
 

@@ -141,7 +141,8 @@ def spellings(policy: GpuPolicy, gpus: Iterable[Gpu]) -> dict[str, frozenset[str
     mig = policy.spec.sharing.mig
     if mig is None:
         return {}
-    offers = {gpu.mig.profiles for gpu in gpus}
+    # By identity: of thousands of cards with the same profiles nearly all share one object.
+    offers = {id(gpu.mig.profiles): gpu.mig.profiles for gpu in gpus}.values()
     result: dict[str, frozenset[str]] = {}
     for entry in mig.layout:
         found = (profiles.find_profile(entry.profile, offered) for offered in offers)

@@ -5,6 +5,7 @@ import re
 import subprocess
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,3 +118,36 @@ def test_programs_are_static(program: str) -> None:
         ["readelf", "-lW", build() / program], capture_output=True, text=True, check=True
     ).stdout
     assert "INTERP" not in headers
+
+
+def test_structures_of_an_unknown_version_are_refused(nvml: Any, gpu: Any) -> None:
+    """The word says version and size; a client of another time must get an error, not a wrong layout."""
+    library = nvml.nvmlLib
+    instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
+    mismatch = nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+    for structure, call in [
+        (nvml.c_nvmlMemory_v2_t(), lambda s: library.nvmlDeviceGetMemoryInfo_v2(gpu, s)),
+        (
+            nvml.c_nvmlGpuInstanceProfileInfo_v2_t(),
+            lambda s: library.nvmlDeviceGetGpuInstanceProfileInfoV(gpu, 0, s),
+        ),
+        (
+            nvml.c_nvmlComputeInstanceProfileInfo_v2_t(),
+            lambda s: library.nvmlGpuInstanceGetComputeInstanceProfileInfoV(instance, 0, 0, s),
+        ),
+    ]:
+        size = nvml.sizeof(structure)
+        answers = {}
+        for version in (0, 2 << 24 | size, 9 << 24 | size, 2 << 24 | (size + 8)):
+            structure.version = version
+            answers[version] = call(nvml.byref(structure))
+        assert list(answers.values()) == [mismatch, 0, mismatch, mismatch]
+
+
+def test_the_third_version_of_profile_information(nvml: Any, gpu: Any) -> None:
+    """It has the size of the second and another layout; pynvml does not know it."""
+    buffer = (nvml.c_uint * 38)()
+    buffer[0] = 3 << 24 | 152
+    assert nvml.nvmlLib.nvmlDeviceGetGpuInstanceProfileInfoV(gpu, 2, nvml.byref(buffer)) == 0
+    assert list(buffer[1:5]) == [9, 3, 2, 60]
+    assert bytes(buffer)[48:].startswith(b"MIG 3g.40gb\0")

@@ -44,7 +44,10 @@ def test_a_set_hears_only_what_it_asked_for(make_node: MakeNode) -> None:
         node.command("xid", 1, 3, "--type", 2)
         node.xid(1, 4)
         assert nvml.nvmlEventSetWait_v2(events, 1000).eventData == 4
+        node.xid(0, 5)
         nvml.nvmlDeviceRegisterEvents(first, XID, events)
+        with pytest.raises(nvml.NVMLError_Timeout):
+            nvml.nvmlEventSetWait_v2(events, 0)
         node.xid(0, 5)
         assert nvml.nvmlEventSetWait_v2(events, 1000).eventData == 5
 
@@ -82,6 +85,20 @@ def test_sets_that_were_freed_or_never_made(node: Simulator, nvml: Any) -> None:
             nvml.nvmlEventSetWait_v2(events, 0)
         with pytest.raises(nvml.NVMLError_InvalidArgument):
             nvml.nvmlEventSetFree(events)
+
+
+def test_a_nested_initialisation_ends_no_set_and_the_last_shutdown_ends_all(
+    node: Simulator, nvml: Any
+) -> None:
+    events = listen(nvml, nvml.nvmlDeviceGetHandleByIndex(0))
+    nvml.nvmlInit()
+    nvml.nvmlShutdown()
+    node.xid(0, 13)
+    assert nvml.nvmlEventSetWait_v2(events, 1000).eventData == 13
+    nvml.nvmlShutdown()
+    nvml.nvmlInit()
+    with pytest.raises(nvml.NVMLError_InvalidArgument):
+        nvml.nvmlEventSetWait_v2(events, 0)
 
 
 def test_unknown_event_types_are_not_supported(node: Simulator, nvml: Any) -> None:

@@ -109,6 +109,8 @@ def test_a_mig_device_answers_for_itself(nvml: Any, gpu: Any) -> None:
         nvml.nvmlDeviceGetMinorNumber(device)
     with pytest.raises(nvml.NVMLError_InvalidArgument):
         nvml.nvmlDeviceGetGpuInstanceId(gpu)
+    with pytest.raises(nvml.NVMLError_NotSupported):
+        nvml.nvmlDeviceGetAttributes_v2(gpu)
 
 
 @pytest.mark.parametrize(

@@ -277,10 +277,13 @@ def test_a_container_sees_exactly_what_was_injected(node: Simulator, tmp_path: P
     assert mig_uuid in lines[1]
 
 
-def test_a_container_with_the_wrong_node_sees_nothing(node: Simulator, tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [(1, 0), (195, 3)], ids=["major", "minor"])
+def test_a_container_with_the_wrong_node_sees_nothing(
+    node: Simulator, tmp_path: Path, numbers: tuple[int, int]
+) -> None:
     container = Container(tmp_path / "container", node)
     container.inject_library(node)
-    container.inject("nvidia0", 1, 3)
+    container.inject("nvidia0", *numbers)
     assert container.smi("-L") == (0, [])
 
 

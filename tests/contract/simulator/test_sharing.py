@@ -108,13 +108,15 @@ def test_a_lock_whose_owner_died_is_taken_over(node: Simulator, nvml: Any, tmp_p
     subprocess.run([sys.executable, sources.parent / "generate.py", generated], check=True)
     (tmp_path / "owner.c").write_text(
         '#include "state.h"\n#include <unistd.h>\n'
-        "int main(int count, char **words) { (void)count; state_lock(state_map(words[1])); _exit(0); }\n"
+        "int main(int count, char **words) { struct state *state = state_map(words[1]);"
+        " if (count > 2) return pthread_mutex_trylock(&state->lock); state_lock(state); _exit(0); }\n"
     )
     parts = [tmp_path / "owner.c", sources / "state.c", sources / "place_program.c", generated / "symbols.c"]
     subprocess.run(["gcc", f"-I{sources}", f"-I{generated}", "-pthread", "-o", program, *parts], check=True)
     subprocess.run([program, node.directory], check=True)
     assert nvml.nvmlDeviceGetCount() == 1
     assert node.dump()["gpus"]
+    subprocess.run([program, node.directory, "probe"], check=True)
 
 
 def test_events_reach_every_process(node: Simulator) -> None:

@@ -247,7 +247,8 @@ def test_an_api_server_that_drops_the_extended_name_is_told_of_once() -> None:
         assert "DeviceClass h100: spec.extendedResourceName" in message
         assert "DRAExtendedResource" in message
         before = old.control_plane.audit_position()
-        for _ in range(3):
+        for number in range(3):
+            world.nodes["gpu-01"].cards[0]["healthMessage"] = f"{number} corrected errors"
             world.nodes["gpu-01"].report()
             time.sleep(0.5)
         assert world.written(after=before) == []

@@ -102,6 +102,22 @@ async def test_a_gpu_node_concerns_itself_and_the_policies_that_select_or_have_i
     assert await desk.keys() == {node_key("n"), policy_key("a"), policy_key("b")}
 
 
+async def test_a_mere_sign_of_life_concerns_nobody_unless_the_node_was_silent(desk: Desk) -> None:
+    desk.router.gpu_node(event(gpu_node(desk, 1), "n"))
+    await desk.keys()
+
+    desk.router.gpu_node(event(gpu_node(desk, 2), "n", change=kube.Change.MODIFIED))
+    assert await desk.keys() == set()
+
+    desk.world.note_staleness("n", is_stale=True)
+    desk.router.gpu_node(event(gpu_node(desk, 3), "n", change=kube.Change.MODIFIED))
+    assert await desk.keys() == {node_key("n"), policy_key("a")}
+    desk.world.note_staleness("n", is_stale=False)
+    desk.router.gpu_node(event(gpu_node(desk, 4), "n", change=kube.Change.MODIFIED))
+    assert await desk.keys() == set()
+    assert desk.world.nodes["n"].resource_version == "4"
+
+
 async def test_a_gpu_node_that_goes_concerns_those_that_had_it(desk: Desk) -> None:
     desk.router.gpu_node(event(gpu_node(desk, 1, ("b",)), "n"))
     await desk.keys()

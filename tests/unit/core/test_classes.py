@@ -138,6 +138,39 @@ def test_the_manifest_carries_owner_and_labels() -> None:
     assert "config" not in body["spec"]
 
 
+def test_a_class_is_read_as_it_came() -> None:
+    body = {
+        "metadata": {
+            "name": "c",
+            "uid": "u",
+            "resourceVersion": "7",
+            "creationTimestamp": "2026-01-02T00:00:00Z",
+            "labels": {"app.kubernetes.io/managed-by": "gpupolicy", "gpupolicy.dev/policy": "p"},
+            "annotations": {"gpupolicy.dev/name-taken-by": "other", "gpupolicy.dev/revision": "r"},
+            "ownerReferences": [{"uid": "o"}],
+        },
+        "spec": {
+            "selectors": [{"cel": {"expression": "true"}}],
+            "config": [{"opaque": {}}],
+            "extendedResourceName": "nvidia.com/gpu",
+        },
+    }
+
+    assert LiveClass.of(body) == LiveClass(
+        name="c",
+        uid="u",
+        resource_version="7",
+        created="2026-01-02T00:00:00Z",
+        policy="p",
+        owner_uids=("o",),
+        expressions=("true",),
+        has_config=True,
+        extended_resource_name="nvidia.com/gpu",
+        revision="r",
+        taken_by="other",
+    )
+
+
 def test_foreign_config_is_emptied_only_where_there_is_some() -> None:
     wish = DesiredClass(name="c", policy="p")
 

@@ -103,6 +103,20 @@ def test_only_an_agent_that_says_so_sees_all(conditions: list[tuple[str, str]], 
     assert read(conditions=wire).sees_all is sees_all
 
 
+@pytest.mark.parametrize(
+    ("status", "same"),
+    [
+        pytest.param({"lastObservedTime": "2026-01-02T00:00:00Z"}, True, id="later"),
+        pytest.param({"observedGeneration": 9}, False, id="generation"),
+        pytest.param({"driverVersion": "1"}, False, id="driver"),
+    ],
+)
+def test_a_sign_of_life_says_the_same(status: dict[str, Any], same: bool) -> None:
+    reader = Reader()
+
+    assert read(CARD, reader=reader, **status).says_the_same_as(read(CARD, reader=reader)) is same
+
+
 def test_an_agent_that_never_confirmed_has_not_reported() -> None:
     assert not read(CARD).has_reported
 
