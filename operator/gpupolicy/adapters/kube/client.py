@@ -381,6 +381,8 @@ class Kube:
     ) -> None:
         """Ask for the eviction of a pod, which respects disruption budgets.
 
+        With the UID of another pod the server takes ten seconds to say so: it tries conflicts again by itself.
+
         Raises:
             TooManyRequests: a budget forbids it for now; it is not tried again here.
             NotFound: the pod is gone.

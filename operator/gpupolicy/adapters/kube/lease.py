@@ -181,7 +181,7 @@ class LeaderElection:
             except errors.Conflict:
                 if not await self._still_ours(left):
                     return
-                wait = 0.0
+                wait = _RETRY_SECONDS
             except errors.ApiError as error:
                 logger.warning("The lease %s/%s was not renewed: %s", self._namespace, self._name, error)
                 wait = _RETRY_SECONDS

@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import copy
+import dataclasses
+import random
 import shutil
 
 import pytest
 
 from gpupolicy.adapters import kube
-from gpupolicy.adapters.kube import credentials, transport
+from gpupolicy.adapters.kube import credentials, reflector, transport
 from tests.cluster.cluster import Cluster
+from tests.integration.adapters.kube import network
 from tests.integration.adapters.kube.canned import running, until
 
 pytestmark = pytest.mark.cluster
@@ -256,6 +259,60 @@ async def test_a_token_that_is_void_for_a_while_is_outlived(cluster, account, na
             await asyncio.to_thread(access.rotate)
             await write("a", x="1")
             await until(lambda: told == [("ADDED", "a")])
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_nothing_is_lost_or_told_twice_on_a_bad_network(  # noqa: PLR0917
+    cluster, client, namespace, write, seed, monkeypatch
+):
+    """Whatever breaks when, the events are a possible history, and the copy ends up equal to the server's state."""
+    monkeypatch.setattr(reflector, "_BACKOFF_CAP_SECONDS", 0.5)
+    dice = random.Random(seed)
+    copied, problems, attempts = {}, [], []
+
+    def follow(event):
+        known = copied.get(event.key)
+        if (event.change == "ADDED") != (known is None) or event.previous != known:
+            problems.append(event)
+        if event.change == "DELETED":
+            del copied[event.key]
+        else:
+            copied[event.key] = event.object
+
+    known = await client.credentials()
+
+    class Source:
+        async def read(self):
+            return dataclasses.replace(known, server=f"https://127.0.0.1:{port}")
+
+        def stale_after_seconds(self):
+            return None
+
+    host, api_port = cluster.control_plane.url.removeprefix("https://").split(":")
+    async with (
+        network.unreliable(host, int(api_port), dice) as port,
+        kube.Kube(
+            transport.Transport(Source(), observer=lambda *attempt: attempts.append(attempt))
+        ) as unlucky,
+    ):
+        copy_ = kube.Reflector(unlucky, MAPS, namespace, label_selector=LABEL, on_event=follow, page_size=3)
+        async with running(copy_):
+            for step in range(150):
+                name = f"c{dice.randrange(8)}"
+                if dice.random() < 0.3:
+                    with contextlib.suppress(kube.NotFound):
+                        await client.delete(MAPS, name, namespace)
+                else:
+                    await write(name, step=str(step), filler="x" * dice.randrange(2000))
+            await write("last", done="yes")
+            await until(lambda: copy_.get("last", namespace) is not None, timeout_seconds=60)
+            found = await client.list(MAPS, namespace, label_selector=LABEL)
+    for item in found.items:
+        del item["metadata"]["managedFields"]
+    assert problems == []
+    assert (
+        dict(copy_.cache) == {(namespace, item["metadata"]["name"]): item for item in found.items} == copied
+    )
 
 
 async def test_the_cache_is_a_view_and_no_copy(make, write, namespace):
