@@ -49,17 +49,14 @@ static struct mapping *map_node(int *reason)
     *reason = EAGAIN;
     if (!mapping)
         return NULL;
-    state_directory(mapping->directory, sizeof(mapping->directory));
+    int told = state_directory(mapping->directory, sizeof(mapping->directory));
     mapping->state = state_map(mapping->directory);
     *reason = errno;
     if (!mapping->state)
         return NULL;
     /* Found without being told where to look means: inside a container, where device nodes decide. */
     const char *visibility = getenv("GPUSIM_VISIBLE");
-    if (visibility && *visibility)
-        mapping->sees_everything = strcmp(visibility, "devices") != 0;
-    else
-        mapping->sees_everything = strcmp(mapping->directory, DEFAULT_DIRECTORY) != 0;
+    mapping->sees_everything = visibility && *visibility ? strcmp(visibility, "devices") != 0 : told;
     mapping->users = 1;
     return mapping;
 }

@@ -34,13 +34,16 @@ static int directory_above(char *buffer, size_t size)
     return 1;
 }
 
-void state_directory(char *buffer, size_t size)
+int state_directory(char *buffer, size_t size)
 {
     const char *given = getenv("GPUSIM_DIR");
     if (given && *given)
         snprintf(buffer, size, "%s", given);
-    else if (!directory_above(buffer, size))
+    else if (!directory_above(buffer, size)) {
         snprintf(buffer, size, "%s", DEFAULT_DIRECTORY);
+        return 0;
+    }
+    return 1;
 }
 
 static struct state *map_descriptor(int descriptor)
@@ -90,7 +93,7 @@ void state_unmap(struct state *state)
     munmap(state, sizeof(*state));
 }
 
-struct state *state_create(const char *directory, int replace)
+struct state *state_create(const char *directory, const struct state *node, int replace)
 {
     char path[PATH_MAX], temporary[PATH_MAX + 16];
     if (!state_path(path, sizeof(path), directory))
@@ -111,6 +114,9 @@ struct state *state_create(const char *directory, int replace)
     struct state *state = map_descriptor(descriptor);
     if (!state)
         return NULL;
+    /* Everything but the header and the lock, which are made here. */
+    size_t body = offsetof(struct state, seed);
+    memcpy((char *)state + body, (const char *)node + body, sizeof(*state) - body);
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);

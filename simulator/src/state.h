@@ -17,7 +17,7 @@
 #include "tables.h"
 
 #define STATE_MAGIC 0x4d49535550470001ULL
-#define STATE_LAYOUT 1 /* Raised whenever a structure below changes. */
+#define STATE_LAYOUT 2 /* Raised whenever a structure below changes. */
 #define STATE_FILE "state"
 #define DEFAULT_DIRECTORY "/run/gpusim"
 
@@ -147,6 +147,7 @@ struct state {
     uint32_t cuda_version;
     uint32_t boots, caps_major, uvm_major;
     char driver_version[32], nvml_version[48], boot_id[UUID_SIZE];
+    char host_boot_id[UUID_SIZE]; /* The machine's own boot in which this node was last seen by `gpusim init`. */
 
     /* What makes records distinct over time. */
     uint32_t generations, uuids, faults_made;
@@ -168,8 +169,11 @@ struct state {
     struct journal_entry journal[MAX_JOURNAL];
 };
 
-/* Returns the node's directory in `buffer`: $GPUSIM_DIR, else the one the library lies in, else the fixed default. */
-void state_directory(char *buffer, size_t size);
+/*
+ * Finds the node's directory: $GPUSIM_DIR, else the one that this code lies in, else the fixed default, which answers 0:
+ * nobody said where to look.
+ */
+int state_directory(char *buffer, size_t size);
 
 /* The file that holds this code, in a buffer of PATH_MAX: the shared library, or the program it is compiled into. */
 int place_of_code(char *resolved);
@@ -178,8 +182,8 @@ int place_of_code(char *resolved);
 struct state *state_map(const char *directory);
 void state_unmap(struct state *state);
 
-/* Creates the state file of a new node, all zero apart from header and lock. Fails with EEXIST unless `replace`. */
-struct state *state_create(const char *directory, int replace);
+/* Writes the state file of a new node; header and lock are made here. Fails with EEXIST unless `replace`. */
+struct state *state_create(const char *directory, const struct state *node, int replace);
 
 void state_lock(struct state *state);
 void state_unlock(struct state *state);

@@ -1,9 +1,11 @@
 /* Creates a node. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "../power.h"
 #include "control.h"
@@ -112,27 +114,61 @@ static void check_order(const struct state *state)
     }
 }
 
+static void read_host_boot_id(char *text, size_t size)
+{
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    *text = '\0';
+    if (!file)
+        return;
+    if (fgets(text, (int)size, file))
+        text[strcspn(text, "\n")] = '\0';
+    fclose(file);
+}
+
+/*
+ * Leaves a node that is there as it is, except that a reboot of the machine reboots it. Answers 0 where there is none,
+ * or one that another build wrote and this one cannot read.
+ */
+static int keep_node(const char *directory)
+{
+    char boot_id[UUID_SIZE];
+    struct state *state = state_map(directory);
+    if (!state)
+        return 0;
+    read_host_boot_id(boot_id, sizeof(boot_id));
+    state_lock(state);
+    if (strcmp(boot_id, state->host_boot_id) != 0) {
+        power_reboot(directory, state);
+        memcpy(state->host_boot_id, boot_id, sizeof(boot_id));
+        root_refresh(directory, state);
+    }
+    state_unlock(state);
+    state_unmap(state);
+    return 1;
+}
+
 int command_init(struct command_line *line)
 {
-    int force = take_flag(line, "--force"), bare = take_flag(line, "--state-only");
-    int devices = !take_flag(line, "--no-devices"), keep = take_flag(line, "--keep");
+    int force = take_flag(line, "--force"), keep = take_flag(line, "--keep");
+    int bare = take_flag(line, "--state-only"), devices = !take_flag(line, "--no-devices");
     static struct state node;
     fill_node(&node, line);
     apply_properties(&node, line);
     check_order(&node);
+    read_host_boot_id(node.host_boot_id, sizeof(node.host_boot_id));
+    if (keep && keep_node(line->directory))
+        return 0;
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/" STATE_FILE, line->directory);
+    if (!force && !keep && access(path, F_OK) == 0)
+        fail("%s: there is a node already; --force replaces it, --keep leaves it", line->directory);
     if (mkdir(line->directory, 0755) != 0 && errno != EEXIST)
         fail("%s: %s", line->directory, strerror(errno));
-    struct state *state = state_create(line->directory, force);
-    if (!state && errno == EEXIST && keep)
-        return 0;
-    if (!state)
-        fail("%s: %s", line->directory, errno == EEXIST ? "there is a node already; --force replaces it" : strerror(errno));
-    /* Everything but the header and the lock, which the new file has already. */
-    size_t body = offsetof(struct state, seed);
-    state_lock(state);
-    memcpy((char *)state + body, (char *)&node + body, sizeof(node) - body);
-    state_unlock(state);
+    /* The state comes last: where it is, the node is complete. */
     if (!bare)
-        root_create(line->directory, state, devices);
+        root_create(line->directory, &node, devices);
+    struct state *state = state_create(line->directory, &node, force || keep);
+    if (!state)
+        fail("%s: %s", line->directory, strerror(errno));
     return 0;
 }

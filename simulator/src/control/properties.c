@@ -91,6 +91,7 @@ static const struct property node_properties[] = {
     NUMBER(KIND_U32, state, caps_major),
     NUMBER(KIND_U32, state, uvm_major),
     TEXT(state, boot_id),
+    TEXT(state, host_boot_id),
     NUMBER(KIND_U32, state, boots),
 };
 

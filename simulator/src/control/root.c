@@ -320,6 +320,10 @@ void root_refresh(const char *directory, const struct state *state)
 
 void root_create(const char *directory, const struct state *state, int devices)
 {
+    /* What a node that was replaced has left. */
+    prune(path_of(directory, "proc/driver/nvidia/capabilities"), NULL, state);
+    prune(path_of(directory, "dev"), NULL, state);
+    prune(path_of(directory, "usr/lib64"), NULL, state);
     create_usr(directory, state);
     make_folder(path_of(directory, "dev"));
     make_folder(path_of(directory, "sys/bus/pci/devices"));

@@ -201,12 +201,19 @@ def test_exec_reports_what_it_cannot_run(node: Simulator, tmp_path: Path) -> Non
 
 
 def test_a_second_node_in_the_same_place_needs_force(node: Simulator) -> None:
-    before = node.dump()["gpus"][0]["uuid"]
+    with node.nvml() as nvml:
+        cut(nvml)
+    before = node.dump()
     with pytest.raises(SimulatorError, match="--force"):
         node.create(seed="other")
-    assert node.dump()["gpus"][0]["uuid"] == before
-    node.create(seed="other", options=["--force"])
-    assert node.dump()["gpus"][0]["uuid"] != before
+    assert node.dump() == before
+    node.create(seed="other", driver_version="550.1", options=["--force"])
+    assert node.gpu(0)["uuid"] != before["gpus"][0]["uuid"]
+    assert (access_files(node), caps_nodes(node)) == ({}, {1, 2})
+    assert {path.name for path in (node.root / "usr/lib64").glob("*.so.*.*")} == {
+        "libcuda.so.550.1",
+        "libnvidia-ml.so.550.1",
+    }
 
 
 def test_keep_leaves_a_node_as_it_is_and_makes_a_missing_one(node: Simulator, tmp_path: Path) -> None:
@@ -216,6 +223,52 @@ def test_keep_leaves_a_node_as_it_is_and_makes_a_missing_one(node: Simulator, tm
     assert node.dump()["gpus"] == before["gpus"]
     fresh = Simulator(tmp_path / "fresh").create(seed="other", options=["--keep", "--no-devices"])
     assert len(fresh.dump()["gpus"]) == 1
+
+
+def test_a_node_that_is_kept(node: Simulator) -> None:
+    """What an init container does at each start of its pod."""
+    with node.nvml() as nvml:
+        cut(nvml)
+    before = node.dump()
+    node.create(gpus=1, seed="other", options=["--keep"])
+    assert node.dump() == before
+
+
+def test_a_reboot_of_the_machine_reboots_a_node_that_is_kept(node: Simulator) -> None:
+    with node.nvml() as nvml:
+        cut(nvml)
+    before = node.dump()
+    node.set(host_boot_id="another boot")
+    node.create(options=["--keep"])
+    after = node.dump()
+    assert (node.layout(0), access_files(node)) == ([], {})
+    assert after["boot_id"] != before["boot_id"]
+    assert [gpu["uuid"] for gpu in after["gpus"]] == [gpu["uuid"] for gpu in before["gpus"]]
+    node.create(options=["--keep"])
+    assert node.dump()["boot_id"] == after["boot_id"]
+
+
+def test_a_state_of_another_build_is_not_kept(node: Simulator) -> None:
+    with (node.directory / "state").open("r+b") as file:
+        file.seek(8)
+        file.write(b"\xff" * 4)
+    with pytest.raises(SimulatorError):
+        node.dump()
+    node.create(options=["--keep"])
+    assert len(node.dump()["gpus"]) == 1
+
+
+def test_a_node_is_complete_or_not_there(tmp_path: Path) -> None:
+    """An init that fails, or is killed, half-way leaves no state, so that the next one begins again."""
+    node = Simulator(tmp_path / "node")
+    (tmp_path / "node" / "root").mkdir(parents=True)
+    (tmp_path / "node" / "root" / "proc").write_text("in the way")
+    with pytest.raises(SimulatorError, match="root/proc"):
+        node.create(options=["--keep"])
+    assert not (node.directory / "state").exists()
+    (tmp_path / "node" / "root" / "proc").unlink()
+    node.create(options=["--keep"])
+    assert (node.root / "proc/driver/nvidia/version").exists()
 
 
 class Container:
@@ -236,10 +289,10 @@ class Container:
     def inject(self, name: str, major: int, minor: int) -> None:
         os.mknod(self.folder / "dev" / name, stat.S_IFCHR | 0o666, os.makedev(major, minor))
 
-    def smi(self, *words: str) -> tuple[int, list[str]]:
+    def smi(self, *words: str, **environment: str) -> tuple[int, list[str]]:
         done = subprocess.run(
             ["/usr/bin/nvidia-smi", *words],
-            env={},
+            env=environment,
             capture_output=True,
             text=True,
             check=False,
@@ -285,6 +338,15 @@ def test_a_container_with_the_wrong_node_sees_nothing(
     container.inject_library(node)
     container.inject("nvidia0", *numbers)
     assert container.smi("-L") == (0, [])
+
+
+def test_a_program_that_is_told_where_to_look_sees_every_card(node: Simulator, tmp_path: Path) -> None:
+    """The agent itself runs in a container too; for it the variable names the place."""
+    container = Container(tmp_path / "container", node)
+    container.inject_library(node)
+    assert len(container.smi("-L", GPUSIM_DIR="/run/gpusim")[1]) == 2
+    assert container.smi("-L", GPUSIM_DIR="/run/gpusim", GPUSIM_VISIBLE="devices")[1] == []
+    assert len(container.smi("-L", GPUSIM_VISIBLE="all")[1]) == 2
 
 
 def test_a_container_without_the_state_has_no_driver(node: Simulator, tmp_path: Path) -> None:
