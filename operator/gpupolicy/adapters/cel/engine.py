@@ -17,6 +17,7 @@ from typing import Any
 from gpupolicy.adapters.cel import celpy, cost, evaluator, google, macros, runtime, scan, validators
 from gpupolicy.adapters.cel.checker import Checked, check
 from gpupolicy.adapters.cel.declarations import Environment
+from gpupolicy.adapters.cel.reads import find as find_reads
 from gpupolicy.adapters.cel.runtime_cost import LIMIT as RUNTIME_LIMIT
 from gpupolicy.adapters.cel.syntax import ExpressionError, Issue, Node, Source, UncertainError, depth
 from gpupolicy.adapters.cel.types import BOOL
@@ -28,9 +29,9 @@ from gpupolicy.adapters.cel.values import (
     type_name,
 )
 from gpupolicy.core import quantities, versions
-from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Verdict
+from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Reads, Verdict
 
-__all__ = ["NEW", "STORED", "evaluate", "forget", "judge"]
+__all__ = ["NEW", "STORED", "Engine", "clauses", "evaluate", "forget", "judge", "reads"]
 
 STORED = Environment()
 """Environment of an expression that the scheduler evaluates."""
@@ -108,6 +109,36 @@ def _compiled(expression: str, environment: Environment) -> _Compiled | Expressi
         return refusal
     except RecursionError:
         return UncertainError("the expression is nested too deeply to be judged here")
+
+
+def reads(expression: str, environment: Environment = STORED) -> Reads:
+    """Return what an expression reads; of one that does not compile, nothing."""
+    compiled = _compiled(expression, environment)
+    return find_reads(compiled.checked.root) if isinstance(compiled, _Compiled) else Reads(())
+
+
+def clauses(expression: str) -> tuple[str, ...]:
+    """Return the terms that an expression ANDs at its outermost level."""
+    return tuple(clause.text for clause in celpy.clauses(expression))
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The functions of this module for one environment: a `core.selection.Evaluator`."""
+
+    environment: Environment = STORED
+
+    def evaluate(self, expression: str, devices: Iterable[Device]) -> list[Verdict]:
+        """Return a verdict for each device."""
+        return evaluate(expression, devices, self.environment)
+
+    def reads(self, expression: str) -> Reads:
+        """Return what the expression reads."""
+        return reads(expression, self.environment)
+
+    def clauses(self, expression: str) -> tuple[str, ...]:
+        """Return the terms that the expression ANDs."""
+        return clauses(expression)
 
 
 def forget() -> None:
