@@ -83,7 +83,8 @@ def _slice(item: Mapping[str, Any], place: str, problems: list[str]) -> _Slice |
     if not isinstance(spec, Mapping) or not isinstance(spec.get("driver"), str):
         problems.append(f"{place} has no spec.driver; it is no ResourceSlice of resource.k8s.io")
         return None
-    pool = spec.get("pool") if isinstance(spec.get("pool"), Mapping) else {}
+    pool = spec.get("pool")
+    pool = pool if isinstance(pool, Mapping) else {}
     pool_name, generation = str(pool.get("name") or name or place), pool.get("generation")
     node = spec.get("nodeName")
     devices = []

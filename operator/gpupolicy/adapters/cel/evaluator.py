@@ -18,6 +18,7 @@ from gpupolicy.adapters.cel import (
     functions_standard,
     functions_strings,
     functions_text,
+    regex,
 )
 from gpupolicy.adapters.cel.checker import Checked, type_value_name
 from gpupolicy.adapters.cel.declarations import Overload, functions
@@ -195,15 +196,18 @@ class _Compiler:
             member = self._membership(node, steps[0], self._constants[operands[1].id])
             if member is not None:
                 return member
+        if node.function in _PATTERNED and len(operands) > 1:
+            self._check_pattern(operands[1])
         apply = self._applied(node)
         if node.function in _CONVERSIONS and len(operands) == 1 and operands[0].id in self._constants:
             return self._constant(node, apply(self._constants[operands[0].id]))
+        return self._invoked(node, steps, apply)
+
+    def _invoked(self, node: Call, steps: tuple[Step, ...], apply: Callable[..., Any]) -> Step:
         overload_id = self._checked.overloads[node.id][0]
         if len(self._checked.overloads[node.id]) == 1 and overload_id.endswith(COUNTED_BLINDLY):
-            steps = (
-                *steps[:-1],
-                list_or_abort(steps[-1], int if overload_id == "list_flatten_int" else list),
-            )
+            kind = int if overload_id == "list_flatten_int" else list
+            steps = (*steps[:-1], list_or_abort(steps[-1], kind))
         if self._counting:
 
             def counted(frame: Frame) -> Any:
@@ -220,6 +224,12 @@ class _Compiler:
             first, second = steps
             return lambda frame: apply(first(frame), second(frame))
         return lambda frame: apply(*[step(frame) for step in steps])
+
+    def _check_pattern(self, pattern: Node) -> None:
+        # A literal pattern is compiled when the program is made, and refused there.
+        value = self._constants.get(pattern.id)
+        if isinstance(value, str) and not regex.valid(value):
+            raise CelError(f"error parsing regexp: {value}")
 
     def _membership(self, node: Call, step: Step, values: Any) -> Step | None:
         """Return the test for a literal list: upstream makes a hash set of it, and of an empty one nothing."""
@@ -503,6 +513,7 @@ _NOT_REWRAPPED = frozenset(
         "net.CIDR",
     }
 )
+_PATTERNED = frozenset({"matches", "find", "findAll"})
 _CONVERSIONS = frozenset({"bool", "bytes", "double", "duration", "int", "string", "timestamp", "uint"})
 
 _SPECIAL: dict[str, Callable[[_Compiler, Call], Step]] = {
