@@ -21,6 +21,7 @@ from tests.contract import go_program
 from tests.paths import ROOT
 from tests.unit.cel import expressions as samples
 from tests.unit.cel.strategies import expressions
+from tests.unit.cel.tables import FAILING, REFUSED, TRUE, rows
 
 pytestmark = pytest.mark.timeout(600)  # The first test builds the program.
 
@@ -126,6 +127,21 @@ def test_hardly_anything_is_left_open(judge: Judge) -> None:
         for _ in range(500)
     ]
     assert told.count(False) <= 5
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [(TRUE, Outcome.MATCH), (FAILING, Outcome.ERROR), (REFUSED, None)],
+    ids=["true", "failing", "refused"],
+)
+def test_the_tables_of_the_unit_tests_are_true(
+    judge: Judge, table: dict[str, str], expected: Outcome | None
+) -> None:
+    """They say what functions do; here the scheduler says the same."""
+    for _, expression in rows(table):
+        answer = judge(expression, Environment(new=expected is None), samples.DEVICE)
+        assert answer.refused is (expected is None), (expression, answer)
+        assert expected is None or answer.outcome is expected, (expression, answer)
 
 
 FOLDS = "device.attributes.all({0}, " * 7 + "true" + ")" * 7

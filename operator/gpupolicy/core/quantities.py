@@ -83,33 +83,36 @@ class Quantity:
 
     def add(self, other: "Quantity") -> "Quantity":
         """Return the sum, stored as upstream stores it."""
-        return self._combined(self.value + other.value, other)
+        if other.exponent is not None:
+            small = self._plus(int(other.value / Fraction(10) ** other.exponent), other.exponent)
+            if small is not None:
+                return small
+        return Quantity(self.value + other.value, None)
 
     def sub(self, other: "Quantity") -> "Quantity":
         """Return the difference, stored as upstream stores it."""
-        subtracted = -other.value
-        if (
-            other.exponent is not None
-            and self.exponent is not None
-            and other.value / Fraction(10) ** other.exponent == _INT64_MIN
-        ):
-            # The least 64-bit integer is its own negative.
-            subtracted = other.value
-        return self._combined(self.value + subtracted, other)
+        if other.exponent is not None:
+            number = int(other.value / Fraction(10) ** other.exponent)
+            # In 64 bits the least number is its own negative.
+            small = self._plus(number if number == _INT64_MIN else -number, other.exponent)
+            if small is not None:
+                return small
+        return Quantity(self.value - other.value, None)
 
-    def _combined(self, value: Fraction, other: "Quantity") -> "Quantity":
-        if self.exponent is None or other.exponent is None:
-            return Quantity(value, None)
-        # A zero takes over the other side's scale; otherwise the finer of the two scales wins.
-        if self.value == 0:
-            exponent = other.exponent
-        elif other.value == 0:
-            exponent = self.exponent
-        else:
-            exponent = min(self.exponent, other.exponent)
-        number = value / Fraction(10) ** exponent
-        fits = number.denominator == 1 and _INT64_MIN <= number <= _INT64_MAX
-        return Quantity(value, exponent if fits else None)
+    def _plus(self, number: int, exponent: int) -> "Quantity | None":
+        """Return the sum with number * 10**exponent in the small representation, None where 64 bits do not do."""
+        if self.exponent is None:
+            return None
+        mine = int(self.value / Fraction(10) ** self.exponent)
+        if number == 0:
+            return self
+        if mine == 0:
+            return Quantity(number * Fraction(10) ** exponent, exponent)
+        finer = min(self.exponent, exponent)
+        left, right = mine * 10 ** (self.exponent - finer), number * 10 ** (exponent - finer)
+        if not all(_INT64_MIN <= n <= _INT64_MAX for n in (left, right, left + right)):
+            return None
+        return Quantity((left + right) * Fraction(10) ** finer, finer)
 
 
 def parse(text: str) -> Quantity:

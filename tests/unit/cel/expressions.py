@@ -208,6 +208,11 @@ class Generator:
         if kind.kind is Kind.MAP:
             count = self._choose(range(3))
             keys = ('"a"', '"b"', '"c"') if kind.params[0].kind is not Kind.INT else ("1", "2", "3")
+            if not self._choose(range(4)):
+                key = self._choose(
+                    (types.DOUBLE, types.BOOL, types.UINT, types.DURATION, types.DYN, types.NULL)
+                )
+                keys = tuple(f"dyn({self.of(key, 0)})" for _ in range(3))
             return "{" + ", ".join(f"{keys[i]}: {self.of(kind.params[1], 0)}" for i in range(count)) + "}"
         if kind.name == "optional_type":
             return self._choose(("optional.none()", f"optional.of({self.of(kind.params[0], 0)})"))
@@ -405,7 +410,7 @@ class Generator:
 
     def _quantified(self, _: Type, depth: int) -> str:
         over, element, value = self._range(depth)
-        macro = self._choose(("all", "exists", "exists_one"))
+        macro = self._choose(("all", "exists", "exists_one", "existsOne"))
         first, second = self._fresh(), self._fresh()
         if first != second and not self._choose(range(3)):
             body = self._in_scope([(first, types.INT), (second, value)], types.BOOL, depth)

@@ -22,6 +22,7 @@ from gpupolicy.adapters.cel.runtime_cost import LIMIT as RUNTIME_LIMIT
 from gpupolicy.adapters.cel.syntax import ExpressionError, Issue, Node, Source, UncertainError, depth
 from gpupolicy.adapters.cel.types import BOOL
 from gpupolicy.adapters.cel.values import (
+    AbortedError,
     CelError,
     DefaultMap,
     MapValue,
@@ -236,7 +237,7 @@ def _run(program: evaluator.Program, value: MapValue) -> Verdict:
     try:
         with _deep_recursion():
             result = program.run(runtime.Frame(value))
-    except (CelError, runtime.AbortedError) as error:
+    except (CelError, AbortedError) as error:
         return Verdict(Outcome.ERROR, str(error))
     except UncertainError as reason:
         return Verdict(Outcome.CANNOT_TELL, str(reason))
@@ -257,7 +258,7 @@ def _within_cost(compiled: _Compiled, value: MapValue, outcome: Verdict) -> Verd
         program.run(frame)
     except runtime.CostExceededError:
         return Verdict(Outcome.ERROR, "operation cancelled: actual cost limit exceeded")
-    except (CelError, UncertainError, runtime.AbortedError):
+    except (CelError, UncertainError, AbortedError):
         pass
     # The count is close, not exact: near the limit nothing is said.
     if frame.cost > RUNTIME_LIMIT // 2:

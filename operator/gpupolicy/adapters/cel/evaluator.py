@@ -25,7 +25,6 @@ from gpupolicy.adapters.cel.declarations import Overload, functions
 from gpupolicy.adapters.cel.runtime import (
     COUNTED_BLINDLY,
     HASHED,
-    KEY_TYPES,
     Frame,
     Lazy,
     Order,
@@ -58,6 +57,7 @@ from gpupolicy.adapters.cel.syntax import (
 from gpupolicy.adapters.cel.types import Kind
 from gpupolicy.adapters.cel.values import (
     ABSENT,
+    UNHASHABLE,
     CelError,
     MapValue,
     Optional,
@@ -65,6 +65,7 @@ from gpupolicy.adapters.cel.values import (
     equal,
     no_overload,
     type_name,
+    unhashable,
 )
 
 __all__ = ["Program", "compile_program"]
@@ -300,11 +301,8 @@ class _Compiler:
 
         def run(frame: Frame) -> Any:
             value = step(frame)
-            if (
-                type(value) is Optional
-                and type_name(value.value if value.present else None) in _NOT_REWRAPPED
-            ):
-                raise CelError("unsupported conversion to ref.Val")
+            if type(value) is Optional and value.present and type_name(value.value) in _NOT_REWRAPPED:
+                return Optional(CelError("unsupported conversion to ref.Val"))
             return value
 
         return run
@@ -411,13 +409,16 @@ class _Compiler:
 
     def _map(self, node: MapLiteral) -> Step:
         steps = tuple((self.step(e.key), self.step(e.value), e.optional) for e in node.entries)
+        if any(type(self._constants.get(entry.key.id)) in UNHASHABLE for entry in node.entries):
+            # A literal key is hashed while the program is made, which takes the server's worker down.
+            raise UncertainError("a key that cannot be hashed")
 
         def run(frame: Frame) -> MapValue:
             entries = []
             for key_step, value_step, optional in steps:
                 key, value = key_step(frame), value_step(frame)
-                if type(key) not in KEY_TYPES:
-                    raise CelError(f"unsupported key type: {type_name(key)}")
+                if type(key) in UNHASHABLE:
+                    raise unhashable(key)
                 if optional:
                     if type(value) is not Optional:
                         raise CelError(f"cannot initialize optional entry '{key}' from non-optional value")
@@ -425,10 +426,7 @@ class _Compiler:
                         continue
                     value = value.value
                 entries.append((key, value))
-            result = MapValue(tuple(entries))
-            if len(result) != len(entries):
-                raise CelError("Failed with repeated key")
-            return result
+            return MapValue(entries)
 
         return self._counted(run, 30)
 

@@ -59,6 +59,10 @@ def _timestamp(nanoseconds: int) -> Timestamp:
     raise CelError("timestamp overflow")
 
 
+def _moved(value: Timestamp, nanoseconds: int) -> Timestamp:
+    return Timestamp(_timestamp(value.nanoseconds + nanoseconds).nanoseconds, value.offset_minutes)
+
+
 def _divide_int(left: int, right: int) -> int:
     if right == 0:
         raise CelError("division by zero")
@@ -250,18 +254,28 @@ def string_to_timestamp(text: str) -> Timestamp:
         offset = (hours * 3600 + minutes * 60) * (-1 if match[9] == "-" else 1)
     fraction = (match[7] or "")[:9].ljust(9, "0")
     seconds = (moment - _EPOCH) // dt.timedelta(seconds=1) - offset
-    return _timestamp(seconds * _SECOND + int(fraction))
+    parsed = _timestamp(seconds * _SECOND + int(fraction))
+    return Timestamp(parsed.nanoseconds, offset // 60)
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def timestamp_text(value: Timestamp) -> str:
-    """Return the timestamp in RFC 3339, UTC, with as many digits as it needs."""
+    """Return the timestamp in RFC 3339, with the offset it came with and as many digits as it needs."""
     seconds, nanoseconds = divmod(value.nanoseconds, _SECOND)
-    moment = _EPOCH + dt.timedelta(seconds=seconds)
+    try:
+        moment = _EPOCH + dt.timedelta(seconds=seconds, minutes=value.offset_minutes)
+    except OverflowError as error:
+        raise UncertainError("a date outside of the years 1 to 9999") from error
     fraction = f".{nanoseconds:09d}".rstrip("0").rstrip(".")
-    return f"{moment.year:04d}{moment.strftime('-%m-%dT%H:%M:%S')}{fraction}Z"
+    hours, minutes = divmod(abs(value.offset_minutes), 60)
+    zone = (
+        f"{'-' if value.offset_minutes < 0 else '+'}{hours:02d}:{minutes:02d}"
+        if value.offset_minutes
+        else "Z"
+    )
+    return f"{moment.year:04d}{moment.strftime('-%m-%dT%H:%M:%S')}{fraction}{zone}"
 
 
 def _local(value: Timestamp, zone: str) -> dt.datetime:
@@ -364,8 +378,8 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "add_bytes": lambda a, b: a + b,
     "add_double": lambda a, b: a + b,
     "add_duration_duration": lambda a, b: _duration(a.nanoseconds + b.nanoseconds),
-    "add_duration_timestamp": lambda a, b: _timestamp(a.nanoseconds + b.nanoseconds),
-    "add_timestamp_duration": lambda a, b: _timestamp(a.nanoseconds + b.nanoseconds),
+    "add_duration_timestamp": lambda a, b: _moved(b, a.nanoseconds),
+    "add_timestamp_duration": lambda a, b: _moved(a, b.nanoseconds),
     "add_int64": lambda a, b: int64(a + b),
     "add_list": lambda a, b: a + b,
     "add_string": lambda a, b: a + b,
@@ -383,7 +397,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "subtract_double": lambda a, b: a - b,
     "subtract_duration_duration": lambda a, b: _duration(a.nanoseconds - b.nanoseconds),
     "subtract_int64": lambda a, b: int64(a - b),
-    "subtract_timestamp_duration": lambda a, b: _timestamp(a.nanoseconds - b.nanoseconds),
+    "subtract_timestamp_duration": lambda a, b: _moved(a, -b.nanoseconds),
     "subtract_timestamp_timestamp": lambda a, b: _duration(a.nanoseconds - b.nanoseconds),
     "subtract_uint64": lambda a, b: uint64(int(a) - int(b)),
     "in_list": lambda value, container: contains(container, value),

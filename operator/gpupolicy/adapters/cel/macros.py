@@ -339,8 +339,9 @@ def _table() -> Iterator[tuple[tuple[str, int, bool], _Macro]]:
         yield ("all", variables, True), _all
         yield ("exists", variables, True), _exists
         yield ("exists_one", variables, True), _exists_one
-        yield ("existsOne", variables, True), _exists_one
         yield ("map", variables, True), _map
+    # This spelling came with the two-variable forms and was never added to the older ones.
+    yield ("existsOne", 3, True), _exists_one
     yield ("filter", 2, True), _filter
     for arguments in (3, 4):
         yield ("transformList", arguments, True), _transform_list

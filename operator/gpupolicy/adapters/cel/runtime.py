@@ -18,6 +18,7 @@ from gpupolicy.adapters.cel.values import (
     INT64_MIN,
     UINT64_MAX,
     UNHASHABLE,
+    AbortedError,
     CelError,
     MapValue,
     Optional,
@@ -26,14 +27,13 @@ from gpupolicy.adapters.cel.values import (
     index,
     no_overload,
     type_name,
+    unhashable,
 )
 
 __all__ = [
     "COUNTED_BLINDLY",
     "HASHED",
-    "KEY_TYPES",
     "ORDERS",
-    "AbortedError",
     "CostExceededError",
     "Frame",
     "Lazy",
@@ -56,10 +56,6 @@ __all__ = [
 
 class CostExceededError(Exception):
     """The evaluation was stopped because it cost too much."""
-
-
-class AbortedError(Exception):
-    """The evaluation ended in a way that nothing in the expression can make up for."""
 
 
 @dataclass(slots=True)
@@ -243,8 +239,7 @@ def mismatch(*values: Any) -> Exception:
     return no_overload()
 
 
-KEY_TYPES: Final = frozenset({str, bool, int, Uint})
-_QUALIFIERS = KEY_TYPES | {float}
+_QUALIFIERS = frozenset({str, bool, int, Uint, float})
 HASHED: Final = frozenset({str, bool, int, Uint, float})
 
 
@@ -273,7 +268,7 @@ def member_test(step: Step, values: list[Any]) -> Step:
         if type(value) in HASHED:
             return (type(value), value) in members
         if type(value) in UNHASHABLE:
-            raise CelError(f"internal error: hash of unhashable type {type_name(value)}")
+            raise unhashable(value)
         return False
 
     return run

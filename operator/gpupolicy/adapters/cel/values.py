@@ -8,8 +8,8 @@ as equal.
 
 import ipaddress
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpupolicy.adapters.cel.syntax import Uint, UncertainError
@@ -23,6 +23,7 @@ __all__ = [
     "INT64_MIN",
     "UINT64_MAX",
     "UNHASHABLE",
+    "AbortedError",
     "CelError",
     "DefaultMap",
     "Duration",
@@ -44,6 +45,7 @@ __all__ = [
     "no_overload",
     "size",
     "type_name",
+    "unhashable",
 ]
 
 INT64_MIN: Final = -(2**63)
@@ -54,6 +56,12 @@ UINT64_MAX: Final = 2**64 - 1
 class CelError(Exception):
     """Evaluation of this part failed; `&&` and `||` may still make up for it."""
 
+
+class AbortedError(Exception):
+    """The evaluation ended in a way that nothing in the expression can make up for."""
+
+
+_NUMBERS = frozenset({int, Uint, float})
 
 ABSENT: Final = object()
 """What a lookup returns for a key that is not there."""
@@ -88,9 +96,10 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Timestamp:
-    """A point in time, in nanoseconds since 1970 UTC."""
+    """A point in time, in nanoseconds since 1970 UTC, and the offset it was written with, which only `string()` shows."""
 
     nanoseconds: int
+    offset_minutes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +127,29 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Optional:
-    """A value or nothing (`ABSENT`)."""
+    """A value or nothing (`ABSENT`), or the error of making that value."""
 
-    value: object = ABSENT
+    content: object = ABSENT
 
     @property
     def present(self) -> bool:
         """Whether there is a value."""
-        return self.value is not ABSENT
+        return self.content is not ABSENT
+
+    @property
+    def value(self) -> Any:
+        """The value.
+
+        Raises:
+            CelError: when making it failed.
+        """
+        if isinstance(self.content, CelError):
+            raise self.content
+        return self.content
 
 
 class MapValue:
-    """A map. Numbers are one key whatever their type, as upstream looks them up; true and 1 are two.
+    """A map. Keys of different types are different, but a number is also found as another type of number.
 
     `native` marks the maps that come with the device: asked for a key that cannot be hashed, they do not hold it, while
     a map that the expression made fails.
@@ -137,12 +157,7 @@ class MapValue:
 
     __slots__ = ("_entries", "native")
 
-    def __init__(
-        self,
-        entries: "Iterator[tuple[object, object]] | tuple[tuple[object, object], ...]" = (),
-        *,
-        native: bool = False,
-    ) -> None:
+    def __init__(self, entries: "Iterable[tuple[object, object]]" = (), *, native: bool = False) -> None:
         self.native = native
         self._entries: dict[object, tuple[object, object]] = {}
         for key, value in entries:
@@ -152,12 +167,21 @@ class MapValue:
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        return _slot(key) in self._entries
+        return self._found(key) is not None
 
     def find(self, key: object) -> object:
         """Return the value at `key`, or `ABSENT`."""
-        found = self._entries.get(_slot(key))
+        found = self._found(key)
         return ABSENT if found is None else found[1]
+
+    def _found(self, key: Any) -> tuple[object, object] | None:
+        found = self._entries.get(_slot(key))
+        if found is None and type(key) in _NUMBERS:
+            for alias in _aliases(key):
+                found = self._entries.get(_slot(alias))
+                if found is not None:
+                    break
+        return found
 
     def keys(self) -> list[object]:
         """Return the keys in the order of insertion; upstream's is random."""
@@ -189,17 +213,25 @@ _EMPTY = MapValue()
 
 
 def _slot(key: Any) -> object:
-    kind = type(key)
-    if kind is str:
+    if type(key) is str:
         return key
-    if kind is int or kind is Uint:
-        return int(key)
-    if kind is float:
-        return int(key) if math.isfinite(key) and key == int(key) else object()
-    if kind is bool:
-        return (key,)
-    # Nothing else can be a key, so that nothing else is ever found.
-    return object()
+    # Lists and maps are keys by identity, so that no other is ever found.
+    return object() if type(key) in (list, MapValue, DefaultMap, Optional) else (type(key), key)
+
+
+def _aliases(number: Any) -> Iterator[object]:
+    if type(number) is float:
+        if not math.isfinite(number) or number != int(number):
+            return
+        number = int(number)
+        if INT64_MIN <= number <= INT64_MAX:
+            yield number
+        if 0 <= number <= UINT64_MAX:
+            yield Uint(number)
+    elif type(number) is int and number >= 0:
+        yield Uint(number)
+    elif type(number) is Uint and number <= INT64_MAX:
+        yield int(number)
 
 
 _TYPE_NAMES: dict[type, str] = {
@@ -264,7 +296,6 @@ def fits(kind: Type, value: Any) -> bool:
     return True
 
 
-_NUMBERS = frozenset({int, Uint, float})
 UNHASHABLE: Final = frozenset({bytes, Version, NamedFormat})
 """Types that upstream cannot put into a hash table: looking one up there fails."""
 _KUBERNETES = frozenset(
@@ -341,13 +372,18 @@ _CONTAINER_EQUALITY: dict[type, Callable[[Any, Any], bool]] = {
 }
 
 
+def unhashable(value: Any) -> AbortedError:
+    """Return the error of using a value as a key that upstream cannot hash."""
+    return AbortedError(f"internal error: hash of unhashable type {type_name(value)}")
+
+
 def contains(container: Any, value: Any) -> bool:
     """Return whether a list holds the value, or a map the key."""
     if type(container) is list:
         return any(_certainly_equal(value, element) for element in container)
     if isinstance(container, MapValue):
         if type(value) in UNHASHABLE and len(container) and not container.native:
-            raise CelError(f"internal error: hash of unhashable type {type_name(value)}")
+            raise unhashable(value)
         return value in container
     raise no_overload()
 
