@@ -176,6 +176,13 @@ EMPTY: list[Any] = [
 ]
 
 
+def test_without_any_agent_there_are_no_values_to_list() -> None:
+    empty = select([], nodeSelector={"matchLabels": {"pool": "a"}}).empty
+
+    assert empty is not None
+    assert empty.message == "no node has an agent yet; agents run on nodes with an NVIDIA GPU"
+
+
 @pytest.mark.parametrize(("nodes", "spec", "reason", "texts"), EMPTY)
 def test_a_selector_that_selects_nothing_says_what_exists(
     nodes: list[NodeCards] | None, spec: dict[str, Any], reason: Reason, texts: list[str]

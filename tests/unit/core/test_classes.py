@@ -138,6 +138,15 @@ def test_the_manifest_carries_owner_and_labels() -> None:
     assert "config" not in body["spec"]
 
 
+def test_a_revision_is_the_spec_that_was_applied() -> None:
+    wish = DesiredClass(name="c", policy="p", extended_resource_name="nvidia.com/gpu")
+
+    assert replace(wish, name="d", take_over=True).revision == wish.revision
+    for edited in (replace(wish, extended_resource_name="a.b/c"), replace(wish, extended_resource_name=None)):
+        assert edited.revision != wish.revision
+    assert replace(wish, policy="q").revision != wish.revision
+
+
 def test_a_class_is_read_as_it_came() -> None:
     body = {
         "metadata": {

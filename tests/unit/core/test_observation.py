@@ -1,12 +1,15 @@
 """A GpuNode becomes values to decide on, also when its agent is of another release or half blind."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpupolicy.api.node import GpuNode
-from gpupolicy.core.inventory import Health, MigState, Ownership, Placement
+from gpupolicy.core.inventory import ClaimUse, Gpu, Health, Inventory, MigState, Ownership, Placement, Process
+from gpupolicy.core.node_status import NodeFacts, node_status
 from gpupolicy.core.observation import ObservedNode, Reader
+from tests.unit.core import builders
 
 PROFILE = {
     "id": 19,
@@ -26,6 +29,7 @@ CARD = {
     "policy": "p",
     "appliedRevision": "r1",
     "reason": "Applied",
+    "message": "m",
     "instances": [
         {
             "profile": "1g.10gb",
@@ -55,7 +59,7 @@ def test_a_card_is_read_whole() -> None:
     node = read(CARD, driverVersion="580.1", lastObservedTime="2026-01-01T00:00:00Z", observedGeneration=2)
 
     card = node.cards["GPU-0"]
-    assert (card.policy, card.applied_revision, card.reason) == ("p", "r1", "Applied")
+    assert (card.policy, card.applied_revision, card.reason, card.message) == ("p", "r1", "Applied", "m")
     assert card.gpu.memory_bytes == 81559 * 2**20
     (instance,) = card.gpu.instances
     assert (instance.profile_id, instance.placement, instance.in_use) == (19, Placement(3, 1), True)
@@ -64,6 +68,40 @@ def test_a_card_is_read_whole() -> None:
     assert (node.generation, node.observed_generation, node.has_reported) == (3, 2, True)
     assert (node.inventory.node, node.inventory.driver_version) == ("n", "580.1")
     assert node.assignments["GPU-0"].policy == "p"
+
+
+def test_what_an_agent_writes_is_read_back_as_it_was_observed() -> None:
+    """Agent and controller meet in the wire format only; nothing that planning reads gets lost in it."""
+    used = replace(
+        builders.instance("1g.10gb@6", used_by="job", pid=7),
+        claims=(ClaimUse("a", "c", "u", ("x", "y"), prepared=True),),
+        processes=(Process(7, "python"), Process(8)),
+    )
+    full = replace(
+        builders.card(used, builders.instance("3g.40gb@0", ownership=Ownership.FOREIGN), index=1),
+        minor=4,
+        pci_bus_id="0000:1a:00.0",
+        architecture="Hopper",
+        brand="Nvidia",
+        memory_bytes=81559 * 2**20,
+        compute_capability="9.0",
+        numa_node=1,
+        pcie_root="pci0000:16",
+        serial="1650",
+        claims=(ClaimUse("a", "whole", "w"),),
+        processes=(Process(9, "java"),),
+        health=Health.UNHEALTHY,
+        health_message="XID 79",
+        ownership=Ownership.FOREIGN,
+    )
+    inventory = Inventory("n", (Gpu("GPU-bare", 0), full), driver_version="580.1", cuda_version="13.0")
+    status = node_status(NodeFacts(inventory=inventory, generation=3), None, now="2026-01-01T00:00:00Z")
+    body = {"metadata": {"name": "n"}, "status": status.to_wire()}
+
+    node = Reader().read(GpuNode.model_validate(body))
+
+    assert node.inventory == inventory
+    assert (node.sees_all, node.observed_generation) == (True, 3)
 
 
 def test_a_card_of_which_only_the_uuid_is_known() -> None:

@@ -284,6 +284,27 @@ def test_a_report_has_the_cards_that_a_policy_has_and_those_that_it_misses() -> 
     ]
 
 
+def test_a_card_is_applied_once_the_agent_says_so_and_the_slices_show_it() -> None:
+    me = policy("p", sharing=SEVEN)
+    gpu = card(index=0)
+    revision = rollout.assignment(me, gpu.uuid).revision
+    observed = node(cards={gpu.uuid: ObservedCard(gpu, "p", revision, "Applied")})
+    shown = PoolTally(cards={gpu.uuid: {DeviceGroup("p", "mig", "1g.10gb"): 7}})
+
+    done = rollout.node_report("p", facts(observed, me, pool=shown))
+    unseen = rollout.node_report("p", facts(observed, me))
+
+    assert [c.is_ready for c in done.cards] == [True]
+    assert [c.reason for c in unseen.cards] == [Reason.WAITING_FOR_SLICES]
+    assert done.trouble is None
+
+
+def test_a_node_without_cards_of_a_policy_may_be_silent() -> None:
+    report = rollout.node_report("p", facts(node(), policy("p"), is_stale=True))
+
+    assert report.trouble is None
+
+
 def test_an_agent_that_is_silent_is_a_trouble_of_its_node() -> None:
     report = rollout.node_report("p", facts(node(cards(1)), policy("p"), is_stale=True))
 
@@ -312,6 +333,15 @@ def test_of_equal_priority_the_younger_is_in_conflict_and_the_older_is_told() ->
         (0, Reason.DEVICE_CONFLICT),
         (1, Reason.DEVICE_CONFLICT),
     ]
+
+
+def test_a_conflict_over_some_cards_is_one_although_others_are_had() -> None:
+    old, young = policy("old", created=OLD, gpusPerNode=1), policy("young", created=YOUNG)
+
+    refusal, _ = rollout.conflict([facts(node(cards(2)), young, old)])
+
+    assert refusal is not None
+    assert "card 0 belongs to policy old" in refusal.message
 
 
 def test_a_higher_priority_takes_some_cards_with_a_note_and_all_with_a_conflict() -> None:

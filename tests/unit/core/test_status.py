@@ -327,14 +327,18 @@ def test_a_condition_that_is_new_begins_now() -> None:
 def test_a_class_counts_what_it_selects_and_who_is_on_an_older_revision() -> None:
     slices = [
         resource_slice(
-            "n", mig("a", "p", "1g.10gb", "1"), mig("b", "p", "1g.10gb", "1"), mig("c", "p", "2g.20gb", "1")
+            "n",
+            mig("a", "p", "1g.10gb", "1"),
+            mig("b", "p", "1g.10gb", "1"),
+            mig("c", "p", "2g.20gb", "1"),
+            mig("d", "p", "2g.20gb", "1"),
         )
     ]
     early = claim("early", ("n", "a"), class_name="small")
     late = claim("late", ("n", "b"), class_name="small")
     late["status"]["allocation"]["allocationTimestamp"] = "2026-03-01T00:00:00Z"
-    other = claim("other", ("n", "c"), class_name="big")
-    held = [h for c in (early, late, other) for h in holdings(c)]
+    others = [claim(f"other-{d}", ("n", d), class_name="big") for d in ("c", "d")]
+    held = [h for c in (early, late, *others) for h in holdings(c)]
     counted = count_pool([s for b in slices if (s := PublishedSlice.of(b))], held)
     wish = DesiredClass(name="small", policy="p", profile="1g.10gb")
 
@@ -342,4 +346,4 @@ def test_a_class_counts_what_it_selects_and_who_is_on_an_older_revision() -> Non
 
     assert (found.devices, found.allocated, found.free, found.claims_on_previous_revision) == (2, 2, 0, 1)
     assert status.class_status(wish, None, [counted]).claims_on_previous_revision == 0
-    assert status.policy_counts("p", [counted]) == GroupCount(3, 3, 0)
+    assert status.policy_counts("p", [counted]) == GroupCount(4, 4, 0)
