@@ -16,6 +16,7 @@ next pass starts from there. A card whose change failed is tried again after a p
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -138,6 +139,15 @@ class _Failure:
     revision: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a pass goes by."""
+
+    observation: Observation
+    circumstances: Circumstances
+    around: Surroundings
+
+
 class Reconciler:
     """The loop of one node.
 
@@ -180,8 +190,8 @@ class Reconciler:
         self._timing = timing or Timing()
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._changing: set[str] = set()
-        # Counts begun and ended changes of a card: an observation that overlaps one says nothing.
-        self._epochs: dict[str, int] = {}
+        # When the last change of a card ended, on the monotonic clock: what was read before then says nothing.
+        self._changed_at: dict[str, float] = {}
         self._failures: dict[str, _Failure] = {}
         self._decisions: dict[str, CardDecision] = {}
         self._seen_at: float | None = None
@@ -214,38 +224,45 @@ class Reconciler:
 
     async def reconcile_once(self) -> None:
         """Make one pass."""
-        observation, circumstances, around, epochs = await self._look()
+        seen = await self._look()
         if self._wish.spec is None:
             return
+        # Nothing may come between deciding and wishing: a round that began there could destroy what is wished for.
+        if self._may_publish(seen.observation):
+            self._slices.publish(in_order((d.gpu, d.published) for d in self._decisions.values()))
+        await self._state.announce()
         # A round decides on what it has listed itself; while one is under way, that is not to be forgotten here.
         if not self._rounds and await self._claims.refresh(self._awaited()):
             self._state.reconcile.set()
-        await self._note_applied(self._decisions, epochs)
-        if self._may_publish(observation):
-            self._slices.publish(in_order((d.gpu, d.published) for d in self._decisions.values()))
+        await self._note_applied(seen.observation)
         self._forget_failures(self._decisions)
-        self._begin_round(self._decisions, circumstances, around)
-        self._report(observation, around, circumstances)
+        self._begin_round(seen)
+        self._report(seen)
 
-    async def _look(self) -> tuple[Observation, Circumstances, Surroundings, dict[str, int]]:
-        epochs = dict(self._epochs)
+    async def _look(self) -> _Seen:
         observation = await self._hardware.observe(skip=frozenset(self._changing))
         inventory = self._judged(observation)
-        fresh = {g.uuid for g in inventory.gpus if self._is_fresh(g.uuid, epochs)}
         if observation.available:
-            await self._settle_records([g for g in inventory.gpus if g.uuid in fresh], epochs)
+            await self._settle_records(inventory.gpus, observation)
         around = self._surroundings()
         circumstances = self._circumstances(inventory, observation, around)
-        gpus = tuple(self._with_users(gpu) for gpu in inventory.gpus)
+        gpus = {gpu.uuid: self._with_users(gpu) for gpu in inventory.gpus}
+        fresh = {uuid for uuid in gpus if self._is_fresh(uuid, observation)}
         spec = self._wish.spec or GpuNodeSpec()
-        decisions = {gpu.uuid: self._decide(gpu, spec, circumstances, around) for gpu in gpus}
-        self._decisions = decisions
-        self._state.inventory = replace(inventory, gpus=gpus)
-        self._remember_devices({uuid: d for uuid, d in decisions.items() if uuid in fresh}, set(decisions))
+        # While a card is being changed, or was meanwhile, what was decided on it before holds for one pass more.
+        self._decisions = {
+            uuid: self._decide(gpu, spec, circumstances, around)
+            if uuid in fresh or uuid not in self._decisions
+            else self._decisions[uuid]
+            for uuid, gpu in gpus.items()
+        }
+        self._state.inventory = replace(inventory, gpus=tuple(d.gpu for d in self._decisions.values()))
+        self._remember_devices(
+            {uuid: d for uuid, d in self._decisions.items() if uuid in fresh}, set(self._decisions)
+        )
         if observation.available:
             self._state.loaded.set()
-        await self._state.announce()
-        return observation, circumstances, around, epochs
+        return _Seen(observation, circumstances, around)
 
     def _judged(self, observation: Observation) -> Inventory:
         """Return the cards; while NVML is away for a moment only, as healthy as they were."""
@@ -274,24 +291,29 @@ class Reconciler:
             message=observation.message,
         )
 
-    def _is_fresh(self, uuid: str, epochs: Mapping[str, int]) -> bool:
-        return uuid not in self._changing and self._epochs.get(uuid, 0) == epochs.get(uuid, 0)
+    def _is_fresh(self, uuid: str, observation: Observation) -> bool:
+        """Return whether a card was read after its last change, and is not being changed now."""
+        read_at = observation.read_at.get(uuid, -math.inf)
+        return uuid not in self._changing and read_at >= self._changed_at.get(uuid, -math.inf)
 
-    async def _settle_records(self, gpus: Iterable[Gpu], epochs: Mapping[str, int]) -> None:
+    async def _settle_records(self, gpus: Iterable[Gpu], observation: Observation) -> None:
         """Write what the hardware bears out of each card's record, where that is news."""
         for gpu in gpus:
-            if gpu.health is Health.HEALTHY and gpu.uuid in self._state.gpus:
-                await self._update_record(gpu.uuid, epochs, functools.partial(ownership.settled, gpu=gpu))
+            is_known = gpu.uuid in self._state.gpus and self._is_fresh(gpu.uuid, observation)
+            if gpu.health is Health.HEALTHY and is_known:
+                await self._update_record(
+                    gpu.uuid, observation, functools.partial(ownership.settled, gpu=gpu)
+                )
 
     async def _update_record(
-        self, uuid: str, epochs: Mapping[str, int], change: Callable[[GpuRecord], GpuRecord]
+        self, uuid: str, observation: Observation, change: Callable[[GpuRecord], GpuRecord]
     ) -> None:
         """Change a card's record where that is news; not while somebody has the card, the next pass will do then."""
         known = self._state.gpus.get(uuid) or GpuRecord(uuid)
         if change(known) == known or self._state.is_held(uuid):
             return
         async with self._state.hold([uuid]):
-            if self._is_fresh(uuid, epochs):
+            if self._is_fresh(uuid, observation):
                 await self._save(change(self._state.gpus.get(uuid) or GpuRecord(uuid)))
 
     async def _save(self, record: GpuRecord) -> None:
@@ -373,11 +395,11 @@ class Reconciler:
         since = self._started_at if self._seen_at is None else self._seen_at
         return not observation.available and time.monotonic() - since >= self._timing.outage
 
-    async def _note_applied(self, decisions: Mapping[str, CardDecision], epochs: Mapping[str, int]) -> None:
+    async def _note_applied(self, observation: Observation) -> None:
         """Record the policy and the revision of cards on which what is wanted stands, or which nobody wants."""
-        for uuid, decision in decisions.items():
+        for uuid, decision in self._decisions.items():
             assignment = decision.assignment
-            if not self._is_fresh(uuid, epochs) or (assignment is None and uuid not in self._state.gpus):
+            if not self._is_fresh(uuid, observation) or (assignment is None and uuid not in self._state.gpus):
                 continue
             if assignment is not None and not decision.is_applied:
                 continue
@@ -386,7 +408,7 @@ class Reconciler:
                 "policy": assignment.policy if assignment else "",
                 "revision": assignment.revision if assignment else "",
             }
-            await self._update_record(uuid, epochs, functools.partial(replace, **facts))
+            await self._update_record(uuid, observation, functools.partial(replace, **facts))
 
     def _forget_failures(self, decisions: Mapping[str, CardDecision]) -> None:
         for uuid in list(self._failures):
@@ -397,15 +419,15 @@ class Reconciler:
                 # Something else is wanted now; that it failed before says nothing about this.
                 del self._failures[uuid]
 
-    def _begin_round(
-        self, decisions: Mapping[str, CardDecision], circumstances: Circumstances, around: Surroundings
-    ) -> None:
+    def _begin_round(self, seen: _Seen) -> None:
         now = time.monotonic()
         due = {
             uuid: decision
-            for uuid, decision in decisions.items()
+            for uuid, decision in self._decisions.items()
             if decision.needs_change
             and uuid not in self._rounds
+            # A decision that is kept from before would begin rounds without end, each in the way of the next look.
+            and self._is_fresh(uuid, seen.observation)
             and (uuid not in self._failures or self._failures[uuid].retry_at <= now)
         }
         if not due or self._stopping:
@@ -416,7 +438,7 @@ class Reconciler:
         def decide(gpu: Gpu, allocated: ownership.Allocations) -> CardDecision:
             spec = self._wish.spec or GpuNodeSpec()
             users = ownership.held(gpu, self._state.claims.values(), allocated)
-            return self._decide(users, spec, circumstances, around, named=allocated.keys())
+            return self._decide(users, spec, seen.circumstances, seen.around, named=allocated.keys())
 
         for uuid, decision in due.items():
             task = asyncio.create_task(self._round(uuid, ready, decide, _revision(decision)))
@@ -452,7 +474,6 @@ class Reconciler:
             allocated = await ready
             failure = allocated if isinstance(allocated, Refusal) else None
             if not isinstance(allocated, Refusal) and not self._stopping:
-                self._epochs[uuid] = self._epochs.get(uuid, 0) + 1
                 self._changing.add(uuid)
                 outcome = await changes.change_card(
                     self._state, self._hardware, uuid, lambda gpu: decide(gpu, allocated), self._may_be_shown
@@ -467,7 +488,7 @@ class Reconciler:
                 pause = min(_RETRY_SECONDS[0] * 2 ** (attempts - 1), _RETRY_SECONDS[1])
                 self._failures[uuid] = _Failure(failure, attempts, time.monotonic() + pause, revision)
         finally:
-            self._epochs[uuid] = self._epochs.get(uuid, 0) + 1
+            self._changed_at[uuid] = time.monotonic()
             self._changing.discard(uuid)
             self._rounds.pop(uuid, None)
             self._state.reconcile.set()
@@ -487,14 +508,16 @@ class Reconciler:
         retries = [f.retry_at - now for uuid, f in self._failures.items() if uuid not in self._rounds]
         return max(0.05, min([pause, *retries]))
 
-    def _report(self, observation: Observation, around: Surroundings, circumstances: Circumstances) -> None:
+    def _report(self, seen: _Seen) -> None:
+        observation, around = seen.observation, seen.around
+        hands_off = seen.circumstances.hands_off
         troubles = around.troubles
         if self._slices.problem:
             troubles = (*troubles, Refusal(Reason.WAITING_FOR_SLICES, self._slices.problem))
         if self._ledger_problem:
             troubles = (*troubles, Refusal(Reason.LEDGER_CORRUPT, self._ledger_problem))
-        if circumstances.hands_off is not None and observation.available:
-            troubles = (circumstances.hands_off, *troubles)
+        if hands_off is not None and observation.available:
+            troubles = (hands_off, *troubles)
         facts = node_status.NodeFacts(
             inventory=self._state.inventory,
             decisions=self._decisions,

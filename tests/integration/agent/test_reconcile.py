@@ -1,5 +1,6 @@
 """The loop on simulated cards: layouts come about, what is in use stays, trouble stays where it is."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -417,3 +418,32 @@ async def test_a_ledger_that_cannot_be_written_stops_changes_and_is_told(
     assert node.simulator.writes() == 0, "nothing is done that could not be recorded first"
     monkeypatch.undo()
     await node.until_applied(0)
+
+
+async def test_wishes_that_change_faster_than_cards_end_at_the_last_one(node: AgentNode) -> None:
+    """At no moment may a device be shown that is not on the hardware, whatever the order of passes and rounds."""
+    layouts = [INFER, SEVEN, (), (("4g.40gb", 1), ("1g.10gb", 2)), (("7g.80gb", 1),)]
+    for index in (0, 1):
+        node.simulator.set_latency(3_000, symbol="nvmlDeviceCreateGpuInstanceWithPlacement", gpu=index)
+    for turn in range(12):
+        for index in (0, 1):
+            node.want(index, *layouts[(turn * (index + 1)) % len(layouts)], revision=f"r{turn}")
+        with contextlib.suppress(AssertionError):
+            await node.until(lambda: shown_is_real(node), seconds=0.12)
+    node.want_all(*INFER, revision="last")
+    await node.until_applied(0, 1, revision="last")
+    assert node.layout(0) == node.layout(1) == INFER_PLACED
+    assert len(node.slices.shown) == 8
+
+
+def shown_is_real(node: AgentNode) -> bool:
+    """Fail where the slices show an instance that does not stand; False otherwise, to be asked again."""
+    for device in list(node.slices.devices.values()):
+        if device.name in node.slices.visible and device.record.placement is not None:
+            index = next(i for i in (0, 1) if node.simulator.gpu(i)["uuid"] == device.record.gpu_uuid)
+            where = f"{device.record.profile}@{device.record.placement.start}"
+            if device.name in node.slices.visible and device.name in node.slices.devices:
+                standing = node.layout(index)
+                if where not in standing and device.name in node.slices.devices:
+                    raise RuntimeError(f"{device.name} is shown and {where} is not among {standing}")
+    return False

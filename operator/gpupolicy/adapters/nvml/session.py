@@ -6,8 +6,10 @@ that was seen once and is gone stays in the inventory as unhealthy until another
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, replace
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -41,6 +43,7 @@ class Observation:
     """All cards, as far as they could be seen.
 
     `available` is False while NVML itself does not work; then `message` says why and the cards are those of before.
+    `read_at` tells on the monotonic clock when the reading of each card began that is reported here.
     """
 
     available: bool
@@ -48,6 +51,7 @@ class Observation:
     driver_version: str = ""
     cuda_version: str = ""
     message: str = ""
+    read_at: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -60,6 +64,7 @@ class _Card:
     facts: CardFacts | None = None
     compute_profiles: instances.ComputeProfiles | None = None
     last: Gpu | None = None
+    read_at: float = -math.inf
 
 
 class Nvml:
@@ -128,6 +133,7 @@ class Nvml:
             driver_version=self._versions[0],
             cuda_version=self._versions[1],
             message="; ".join(problems),
+            read_at={uuid: card.read_at for uuid, card in self._cards.items()},
         )
 
     async def read(self, gpu_uuid: str) -> Gpu:
@@ -191,12 +197,19 @@ class Nvml:
         if reading is not None:
             if reading.done():
                 del self._tasks[index]
-                return reading.result()
+                return self._latest(reading.result())
             reading.add_done_callback(lambda _: self.heard())
         card = self._cards.get(self._by_index.get(index, ""))
         if card is None or card.last is None:
             return f"card {index} has not answered yet"
         return self._judged(card.last)
+
+    def _latest(self, answer: Gpu | str) -> Gpu | str:
+        """Return an answer, or what was read since: it may have been given to an observation that did not wait."""
+        if isinstance(answer, Gpu) and answer.health is Health.HEALTHY:
+            card = self._cards.get(answer.uuid)
+            return self._judged(card.last) if card is not None and card.last is not None else answer
+        return answer
 
     def _unavailable(self, message: str) -> Observation:
         return Observation(
@@ -205,6 +218,8 @@ class Nvml:
             driver_version=self._versions[0],
             cuda_version=self._versions[1],
             message=message,
+            # Nothing newer can be had.
+            read_at=dict.fromkeys(self._cards, math.inf),
         )
 
     async def _counted(self) -> int | NvmlError:
@@ -248,19 +263,21 @@ class Nvml:
 
     async def _observe_index(self, index: int) -> Gpu | str:
         """Read the card at an index: a card, or what is wrong with one that nothing is known of."""
-        known, generation = self._by_index.get(index), self._generation
+        known, generation, began = self._by_index.get(index), self._generation, time.monotonic()
         lane = known or f"index {index}"
         try:
             card = await self._lanes.run(lane, lambda: self._identify(index))
         except NvmlError as error:
             if known is None or known not in self._cards:
                 return f"card {index}: {error}"
+            self._cards[known].read_at = began
             return _sick(self._cards[known], error)
         if generation == self._generation:
             self._by_index[index] = card.uuid
         try:
             gpu = await self._lanes.run(card.uuid, lambda: self._read(card))
         except NvmlError as error:
+            card.read_at = began
             return _sick(card, error)
         return self._judged(gpu)
 
@@ -277,6 +294,7 @@ class Nvml:
         Raises:
             NvmlError: something that a plan would rest on cannot be told.
         """
+        read_at = time.monotonic()
         if str(self._library.call("nvmlDeviceGetUUID", card.handle)) != card.uuid:
             raise NvmlError(
                 "nvmlDeviceGetUUID", NO_CODE, "another card answers in its place", fault=Fault.CHANGED
@@ -292,7 +310,7 @@ class Nvml:
             else ()
         )
         processes = instances.read_processes(self._library, card.handle)
-        card.last = _gpu(card, mode, standing, processes)
+        card.last, card.read_at = _gpu(card, mode, standing, processes), read_at
         return card.last
 
     async def _on_card(self, gpu_uuid: str, work: Callable[[_Card], _T]) -> _T:
