@@ -1,0 +1,44 @@
+"""What a device plugin advertises, and that a plugin which restarts is not taken for gone."""
+
+from typing import Any
+
+import pytest
+
+from gpupolicy.agent.nodewatch import NodeWatch, advertised
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"allocatable": {"cpu": "8", "nvidia.com/gpu": "8"}}, "nvidia.com/gpu: 8"),
+        (
+            {"allocatable": {"nvidia.com/mig-1g.10gb": "7", "nvidia.com/gpu": "4"}},
+            "nvidia.com/gpu: 4, nvidia.com/mig-1g.10gb: 7",
+        ),
+        ({"allocatable": {"nvidia.com/gpu": "0"}, "capacity": {"nvidia.com/gpu": "8"}}, ""),
+        ({"capacity": {"nvidia.com/gpu": "8"}}, ""),
+        ({"allocatable": {"amd.com/gpu": "8"}}, ""),
+        ({}, ""),
+        (None, ""),
+    ],
+    ids=[
+        "whole cards",
+        "slices",
+        "stale capacity",
+        "capacity only",
+        "another vendor",
+        "nothing",
+        "no status",
+    ],
+)
+def test_only_what_is_allocatable_is_advertised(status: dict[str, Any] | None, words: str) -> None:
+    assert advertised({"status": status}) == words
+
+
+def test_a_plugin_is_gone_when_it_was_gone_twice() -> None:
+    told: list[str] = []
+    watch = NodeWatch(None, "n")  # type: ignore[arg-type]
+    watch.on_change = lambda: told.append(watch.device_plugin)
+    for found in ["nvidia.com/gpu: 8", "", "nvidia.com/gpu: 8", "", "", "", "nvidia.com/gpu: 8"]:
+        watch._judge(found)
+    assert told == ["nvidia.com/gpu: 8", "", "nvidia.com/gpu: 8"]
