@@ -65,6 +65,9 @@ def lint(
         meant_for: `type` of the devices that it should select: gpu, mig or share; None when any will do.
     """
     findings: list[Finding] = []
+    if evaluator.problem(expression):
+        # The API server refuses it, in better words.
+        return ()
     if meant_for is not None:
         findings += _too_broad(devices, preview, meant_for)
     findings += _fails(expression, devices, preview, evaluator)

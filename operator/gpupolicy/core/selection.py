@@ -111,6 +111,9 @@ class Reads:
 class Evaluator(Protocol):
     """What knows the language of expressions."""
 
+    def problem(self, expression: str) -> str:
+        """Return why the expression does not compile, "" when it does or when that is not known."""
+
     def evaluate(self, expression: str, devices: Iterable[Device]) -> list[Verdict]:
         """Return a verdict for each device."""
 
@@ -153,6 +156,11 @@ class Preview:
         return dict(wrong.most_common())
 
     @property
+    def _first_error(self) -> str:
+        failing = Counter(v.reason for v in self.verdicts if v.outcome is Outcome.ERROR)
+        return failing.most_common(1)[0][0].split("\n")[0]
+
+    @property
     def message(self) -> str:
         """One sentence or two for people."""
         total, matching = len(self.verdicts), self.count(Outcome.MATCH)
@@ -161,7 +169,7 @@ class Preview:
             parts[0] += f", on {_counted(len(self.nodes), 'node')}"
         parts += [f"`{drop.clause}` drops {drop.devices}" for drop in self.drops]
         if failing := self.count(Outcome.ERROR):
-            parts.append(f"it fails on {_counted(failing, 'device')}: {next(iter(self.reasons))}")
+            parts.append(f"it fails on {_counted(failing, 'device')}: {self._first_error}")
         if unknown := self.count(Outcome.CANNOT_TELL):
             parts.append(f"for {_counted(unknown, 'device')} the verdict is not known here")
         return "; ".join(parts)

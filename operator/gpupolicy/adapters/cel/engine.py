@@ -32,7 +32,7 @@ from gpupolicy.adapters.cel.values import (
 from gpupolicy.core import quantities, versions
 from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Reads, Verdict
 
-__all__ = ["NEW", "STORED", "Engine", "clauses", "evaluate", "forget", "judge", "reads"]
+__all__ = ["NEW", "STORED", "Engine", "clauses", "evaluate", "forget", "judge", "problem", "reads"]
 
 STORED = Environment()
 """Environment of an expression that the scheduler evaluates."""
@@ -112,6 +112,12 @@ def _compiled(expression: str, environment: Environment) -> _Compiled | Expressi
         return UncertainError("the expression is nested too deeply to be judged here")
 
 
+def problem(expression: str, environment: Environment = STORED) -> str:
+    """Return why an expression does not compile; "" when it does, or when that is not known here."""
+    compiled = _compiled(expression, environment)
+    return str(compiled) if isinstance(compiled, ExpressionError) else ""
+
+
 def reads(expression: str, environment: Environment = STORED) -> Reads:
     """Return what an expression reads; of one that does not compile, nothing."""
     compiled = _compiled(expression, environment)
@@ -128,6 +134,10 @@ class Engine:
     """The functions of this module for one environment: a `core.selection.Evaluator`."""
 
     environment: Environment = STORED
+
+    def problem(self, expression: str) -> str:
+        """Return why the expression does not compile."""
+        return problem(expression, self.environment)
 
     def evaluate(self, expression: str, devices: Iterable[Device]) -> list[Verdict]:
         """Return a verdict for each device."""

@@ -23,6 +23,8 @@ _ACCESS = frozenset({"_[_]", "_[?_]", "_?._"})
 _COMPUTED = "*"
 
 Path = tuple[str, ...]
+Scope = dict[str, Path | None]
+"""The part of the device that each local name stands for, None where it stands for something else."""
 
 
 def find(root: Node) -> Reads:
@@ -39,62 +41,62 @@ class _Finder:
         self.found: set[Read] = set()
         self.everything = False
 
-    def visit(self, node: Node, variables: dict[str, Path]) -> None:
-        """Note what is read below a node; `variables` says which names stand for parts of the device."""
-        path = self._path(node, variables)
+    def visit(self, node: Node, scope: Scope) -> None:
+        """Note what is read below a node; `scope` says what the local names stand for."""
+        path = self._path(node, scope)
         if path is not None:
             self._note(path)
             return
-        if isinstance(node, Call) and node.function == "@in" and self._is_lookup(node, variables):
+        if isinstance(node, Call) and node.function == "@in" and self._is_lookup(node, scope):
             return
         if isinstance(node, Comprehension):
-            self._fold(node, variables)
+            self._fold(node, scope)
             return
         for child in children(node):
-            self.visit(child, variables)
+            self.visit(child, scope)
 
-    def _fold(self, node: Comprehension, variables: dict[str, Path]) -> None:
-        inner = {
-            name: path for name, path in variables.items() if name not in (node.variable, node.variable2)
-        }
-        inner.pop(node.accumulator, None)
-        bound = self._path(node.initial, variables)
+    def _fold(self, node: Comprehension, scope: Scope) -> None:
+        bound = self._path(node.initial, scope)
         if isinstance(node.range, ListLiteral) and not node.range.elements and bound is not None:
-            # A bound name is another name for a part of the device.
-            inner[node.accumulator] = bound
-        else:
-            self.visit(node.initial, variables)
-        self.visit(node.range, variables)
+            # A bound name is another name for a part of the device; its loop never runs.
+            self.visit(node.result, {**scope, node.accumulator: bound})
+            return
+        self.visit(node.initial, scope)
+        self.visit(node.range, scope)
+        local: Scope = {**scope, node.accumulator: None}
+        self.visit(node.result, local)
+        local[node.variable] = None
+        if node.variable2:
+            local[node.variable2] = None
         for part in (node.condition, node.step):
-            self.visit(part, inner)
-        self.visit(node.result, inner)
+            self.visit(part, local)
 
-    def _is_lookup(self, node: Call, variables: dict[str, Path]) -> bool:
+    def _is_lookup(self, node: Call, scope: Scope) -> bool:
         """Note `"name" in map` as a look at that name only."""
         key, container = node.args
-        path = self._path(container, variables)
+        path = self._path(container, scope)
         if path is None or not (isinstance(key, Literal) and isinstance(key.value, str)):
             return False
         self._note((*path, key.value))
         return True
 
-    def _path(self, node: Node, variables: dict[str, Path]) -> Path | None:
+    def _path(self, node: Node, scope: Scope) -> Path | None:
         match node:
             case Ident(name=name):
-                if name in variables:
-                    return variables[name]
+                if name in scope:
+                    return scope[name]
                 return () if name.removeprefix(".") == "device" else None
             case Select():
-                path = self._path(node.operand, variables)
+                path = self._path(node.operand, scope)
                 return None if path is None else (*path, node.field)
             case Call() if node.function in _ACCESS:
-                path = self._path(node.args[0], variables)
+                path = self._path(node.args[0], scope)
                 if path is None:
                     return None
                 key = node.args[1]
                 if isinstance(key, Literal) and isinstance(key.value, str):
                     return (*path, key.value)
-                self.visit(key, variables)
+                self.visit(key, scope)
                 return (*path, _COMPUTED)
             case _:
                 return None
