@@ -14,7 +14,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "operator"))
 
-from gpupolicy.api import schema  # noqa: E402 -- the path comes first
+from gpupolicy.adapters import metrics  # noqa: E402 -- the path comes first
+from gpupolicy.api import schema  # noqa: E402
 
 KEEP = "helm.sh/resource-policy"
 HEADER = "# Generated from operator/gpupolicy/api by `make generate`. Do not edit.\n"
@@ -59,6 +60,27 @@ def reasons_page() -> str:
     return "\n".join(lines)
 
 
+def metrics_page() -> str:
+    """Return the page that lists every metric."""
+    lines = [
+        "<!-- Generated from operator/gpupolicy/adapters/metrics.py by `make generate`. -->",
+        "# Metrics",
+        "",
+        "Both processes serve `/metrics` on their health port. `monitoring.enabled=true` in the chart adds a",
+        "PodMonitor, alerts and a dashboard.",
+    ]
+    for title, table in (("Controller", metrics.CONTROLLER), ("Agent", metrics.AGENT)):
+        lines += ["", f"## {title}", "", "| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
+        for entry in table:
+            kind = "gauge" if entry.kind is metrics.Kind.OBSERVED else entry.kind
+            labels = ", ".join(
+                f"`{name}`" + (f" ({', '.join(values)})" if values else "")
+                for name, values in entry.labels.items()
+            )
+            lines.append(f"| `{entry.name}` | {kind} | {labels} | {entry.text} |")
+    return "\n".join(lines) + "\n"
+
+
 def generated_files() -> dict[Path, str]:
     """Return path and content of every generated file."""
     files: dict[Path, str] = {}
@@ -72,6 +94,7 @@ def generated_files() -> dict[Path, str]:
         body = "{{- if .Values.crds.install }}\n" + text + "{{- end }}\n"
         files[ROOT / "charts/gpupolicy/templates/crds" / name] = body
     files[ROOT / "docs/reasons.md"] = reasons_page()
+    files[ROOT / "docs/metrics.md"] = metrics_page()
     return files
 
 

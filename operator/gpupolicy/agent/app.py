@@ -27,7 +27,7 @@ from gpupolicy.adapters.ledger import Contents, Damage, Ledger
 from gpupolicy.adapters.nvml import library
 from gpupolicy.adapters.nvml.errors import NvmlError
 from gpupolicy.adapters.nvml.session import Nvml
-from gpupolicy.agent import endpoints, footprint
+from gpupolicy.agent import endpoints, footprint, metrics
 from gpupolicy.agent.claimlist import ClaimList
 from gpupolicy.agent.claims import ClaimHandler
 from gpupolicy.agent.gpunode import GpuNodeObject
@@ -127,6 +127,7 @@ class Agent:
         self._ledger = ledger
         self._watch = watch
         self.state = NodeState(options.node, ledger)
+        self.metrics = metrics.for_node(self.state)
         wake = self.state.reconcile.set
         self.nvml = nvml or Nvml(
             options.nvml_library or library.find(options.roots.driver),
@@ -154,14 +155,14 @@ class Agent:
             names.DRIVER,
             options.plugin_directory,
             options.kubelet_root / "plugins_registry",
-            self.claims,
+            metrics.MeasuredClaims(self.claims, self.metrics),
             health=StateHealth(self.state),
             instance_id=options.instance_id,
             on_status=self._plugin_changed,
         )
         self.reconciler = Reconciler(
             self.state,
-            self.nvml,
+            metrics.MeasuredCards(self.nvml, self.metrics),
             self.publication,
             self.gpunode,
             ClaimList(client, self.state.pool),
@@ -190,7 +191,7 @@ class Agent:
         await self._recover(contents)
         runner = None
         if self._options.health_port is not None:
-            runner = await endpoints.serve(self._options.health_port, self._unready)
+            runner = await endpoints.serve(self._options.health_port, self._unready, self.metrics)
         # What start-up left behind is not garbage, and need not be looked at again.
         gc.collect()
         gc.freeze()

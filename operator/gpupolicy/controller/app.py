@@ -25,7 +25,7 @@ from typing import Final
 from gpupolicy import __version__
 from gpupolicy.adapters import kube, logs
 from gpupolicy.adapters.kube import backoff
-from gpupolicy.controller import apply, expressions, health, policy_watch, reconcile, watches
+from gpupolicy.controller import apply, expressions, health, metrics, policy_watch, reconcile, watches
 from gpupolicy.controller.evaluation import evaluate
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.world import World
@@ -96,11 +96,13 @@ class Controller:
             duration_seconds=_LEASE_SECONDS,
             renew_seconds=_RENEW_SECONDS,
         )
+        self.metrics = metrics.for_controller(self.world, self.queue, lambda: self._election.leads)
         self._health = health.HealthServer(
             health.Checks(
                 alive={"work": self._overdue},
                 ready={"copies": self._not_synced, "api-server": self._silence},
             ),
+            self.metrics,
             host=options.health_host,
             port=options.health_port,
         )
@@ -164,7 +166,8 @@ class Controller:
         while True:
             key = await self.queue.get()
             try:
-                await self.reconciler.run(key)
+                with metrics.run(self.metrics, key[0]):
+                    await self.reconciler.run(key)
             except kube.ApiError as error:
                 least = error.retry_after_seconds if isinstance(error, kube.TooManyRequests) else 0.0
                 seconds = self.queue.retry(key, at_least_seconds=least)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from gpupolicy.adapters.metrics import CONTENT_TYPE, Metrics
+
 Check = Callable[[], str | None]
 """Returns what is wrong; None when nothing is."""
 
@@ -25,18 +27,21 @@ class Checks:
 class HealthServer:
     """Serves the checks until it is stopped."""
 
-    def __init__(self, checks: Checks, *, host: str, port: int) -> None:
+    def __init__(self, checks: Checks, measured: Metrics, *, host: str, port: int) -> None:
         """Prepare a server.
 
         Args:
             checks: what is looked at.
+            measured: what `/metrics` shows.
             host: address to listen on.
             port: port to listen on; 0 takes a free one.
         """
         application = web.Application()
         application.router.add_get("/healthz", self._alive)
         application.router.add_get("/readyz", self._ready)
+        application.router.add_get("/metrics", self._metrics)
         self._checks = checks
+        self._measured = measured
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         self._host = host
         self._port = port
@@ -58,6 +63,9 @@ class HealthServer:
 
     async def _alive(self, _: web.Request) -> web.Response:
         return _answer(self._checks.alive)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._measured.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _ready(self, _: web.Request) -> web.Response:
         return _answer(self._checks.ready)

@@ -10,7 +10,9 @@ import pytest
 
 from gpupolicy.adapters import logs
 from gpupolicy.api.conditions import Condition
-from gpupolicy.controller import app, events, health
+from gpupolicy.controller import app, events, health, metrics
+from gpupolicy.controller.queue import WorkQueue
+from gpupolicy.controller.world import World
 
 POLICY = events.Subject.policy("p", "u")
 
@@ -69,7 +71,8 @@ async def test_health_says_what_is_wrong(
     alive: str | None, ready: str | None, answers: tuple[int, int]
 ) -> None:
     checks = health.Checks(alive={"work": lambda: alive}, ready={"copies": lambda: ready})
-    server = health.HealthServer(checks, host="127.0.0.1", port=0)
+    measured = metrics.for_controller(World(), WorkQueue(), lambda: True)
+    server = health.HealthServer(checks, measured, host="127.0.0.1", port=0)
     port = await server.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
@@ -78,6 +81,9 @@ async def test_health_says_what_is_wrong(
                 async with session.get(path) as answer:
                     got.append(answer.status)
                     assert (problem or "ok") in await answer.text()
+            async with session.get("/metrics") as answer:
+                assert answer.content_type == "text/plain"
+                assert "gpupolicy_leader 1.0" in await answer.text()
     finally:
         await server.stop()
 
