@@ -34,7 +34,7 @@ def archive(*components: str, version: str = "0.1.0") -> Path:
             return target
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             made = Path(scratch) / "images.tar"
-            write_archive(made, list(image.images(components, version, Path(scratch) / "bytecode")))
+            write_archive(made, list(image.images(components, version, cache / "kept")))
             made.rename(target)
         for old in sorted(cache.glob("*.tar"), key=lambda p: p.stat().st_mtime)[:-KEPT]:
             old.unlink()

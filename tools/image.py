@@ -9,6 +9,7 @@ a small layer. No shell, no package manager.
 """
 
 import argparse
+import hashlib
 import importlib.metadata
 import json
 import re
@@ -39,7 +40,7 @@ STANDARD_LIBRARY_WITHOUT = frozenset(
     {
         "__phello__", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tests", "tkinter", "turtle.py",
         "turtledemo", "unittest", "venv", "distutils", "site-packages", "pdb.py", "doctest.py", "sqlite3", "dbm",
-        "curses", "msilib", "xmlrpc", "wsgiref", "cgi.py", "mailbox.py", "msvcrt", "antigravity.py", "config-3.11-x86_64-linux-gnu",
+        "curses", "msilib", "xmlrpc", "cgi.py", "mailbox.py", "msvcrt", "antigravity.py", "config-3.11-x86_64-linux-gnu",
     }
 )  # fmt: skip
 """Folders and files that no service imports, by name."""
@@ -201,7 +202,9 @@ def stripped(path: Path, place: str, scratch: Path) -> Path:
     strip = shutil.which("strip")
     if strip is None:
         return path
-    target = scratch / "stripped" / place
+    target = scratch / "stripped" / f"{place}.{_state(path)}"
+    if target.exists():
+        return target
     target.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [strip, "--strip-unneeded", "-o", target, path], capture_output=True, text=True, check=False
@@ -213,6 +216,12 @@ def _site_packages() -> str:
     return f"usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
 
+def _state(path: Path) -> str:
+    """Return what changes when a file does, so that what was made of it can be kept for the next image."""
+    found = path.stat()
+    return hashlib.sha256(f"{path} {found.st_mtime_ns} {found.st_size}".encode()).hexdigest()[:12]
+
+
 def _compiled(path: Path, place: str, bytecode: Path) -> dict[str, Path | bytes | Link]:
     """Return the bytecode of a module, without docstrings, as the image runs it; nothing for other files."""
     import py_compile
@@ -220,7 +229,9 @@ def _compiled(path: Path, place: str, bytecode: Path) -> dict[str, Path | bytes 
 
     if path.suffix != ".py":
         return {}
-    target = bytecode / f"{place}c"
+    target = bytecode / f"{place}.{_state(path)}c"
+    if target.exists():
+        return {str(Path(cache_from_source(place, optimization=2))): target}
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         # By content, not by time: files in an image have no time of their own, and builds are reproducible.
@@ -262,12 +273,12 @@ def simulator_image(version: str) -> Image:
 
 
 def images(components: Iterable[str], version: str, bytecode: Path) -> Iterator[Image]:
-    """Return the images of components; `bytecode` is an empty folder that must outlive their use."""
+    """Return the images of components; what is compiled and stripped for them is kept in the folder `bytecode`."""
     for component in components:
         yield (
             simulator_image(version)
             if component == "simulator"
-            else program_image(component, version, bytecode / component)
+            else program_image(component, version, bytecode)
         )
 
 
