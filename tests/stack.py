@@ -58,8 +58,13 @@ class Stack:
         self.upgrade("controller.replicas=0", "agent.enabled=false", *settings)
         self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(ROOT / "crds"))
 
-    def install_pods(self, *settings: str, seconds: int = 120) -> None:
-        """Install or upgrade the chart with simulated cards on the nodes of `add_nodes`, and wait until all is ready."""
+    def install_pods(self, *settings: str, seconds: float = 120) -> None:
+        """Install the chart with simulated cards on the nodes of `add_nodes`, and wait until all is ready."""
+        self.upgrade_pods(*settings)
+        self.wait_rollout(seconds)
+
+    def upgrade_pods(self, *settings: str) -> None:
+        """Install or upgrade the chart with everything as pods; `wait_rollout` follows."""
         first = self.cluster.nodes[0].name
         self.upgrade(
             "simulator.enabled=true",
@@ -68,11 +73,25 @@ class Stack:
             f"controller.nodeSelector.kubernetes\\.io/hostname={first}",
             *settings,
         )
-        for workload in ("deployment/gpupolicy-controller", "daemonset/gpupolicy-agent"):
-            try:
-                self.kubectl("-n", NAMESPACE, "rollout", "status", workload, f"--timeout={seconds}s")
-            except RuntimeError as error:
-                raise RuntimeError(f"{error}\n{self.report()}") from error
+
+    def wait_rollout(self, seconds: float = 120) -> None:
+        """Wait until controller and agents run as the chart says now, and are ready."""
+
+        def rolled_out() -> bool:
+            deployment = self.get("deployment", "gpupolicy-controller", "-n", NAMESPACE)
+            agents = self.get("daemonset", "gpupolicy-agent", "-n", NAMESPACE)
+            if any(
+                w["status"].get("observedGeneration") != w["metadata"]["generation"]
+                for w in (deployment, agents)
+            ):
+                return False
+            wanted, status = deployment["spec"]["replicas"], deployment["status"]
+            counts = {status.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas")}
+            nodes, running = len(self.cluster.nodes), agents["status"]
+            keys = ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady")
+            return counts == {wanted} and {running.get(key, 0) for key in keys} == {nodes}
+
+        self.wait(rolled_out, "controller and agents ready", seconds, every=0.5)
 
     def upgrade(self, *settings: str) -> None:
         """Run `helm upgrade --install` with settings."""
@@ -320,7 +339,7 @@ class Stack:
                         parts.append(self.kubectl("-n", NAMESPACE, command, workload, *options))
                     except RuntimeError as error:
                         parts.append(str(error))
-            parts.append(self.kubectl("-n", NAMESPACE, "get", "events"))
+            parts.append(self.kubectl("get", "events", "-A", "--field-selector", "type=Warning"))
         for name in processes or self._processes():
             daemon = self.cluster.find_daemon(name)
             parts.append(f"--- {name}: {'runs' if daemon.alive else 'ended'}\n{daemon.log_tail(15)}")
