@@ -254,7 +254,8 @@ class _Rounds:
             what = f" ({listing(map(instance_label, foreign))})" if foreign else ""
             return Refusal(
                 Reason.OWNERSHIP_CONFLICT,
-                f"card {gpu.index} has MIG instances that GpuPolicy did not make{what}; delete them or set adopt: true",
+                f"card {gpu.index} has MIG instances that GpuPolicy did not make{what}; "
+                "delete them (nvidia-smi mig -dci, then -dgi)",
                 instances=foreign,
             )
         return self.layout_check(gpu, policy.layout)

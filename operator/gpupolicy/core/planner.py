@@ -135,7 +135,7 @@ def _plan_healthy(gpu: Gpu, layout: Layout, *, adopt: bool, prefer: Places) -> C
         return Refusal(
             Reason.OWNERSHIP_CONFLICT,
             f"{_card(gpu)} has MIG instances that GpuPolicy did not make: {listing(map(instance_label, foreign))}. "
-            "Delete them (nvidia-smi mig -dci, -dgi), or set adopt: true in the policy to take them over",
+            "Delete them (nvidia-smi mig -dci, then -dgi)",
             instances=foreign,
         )
     return _plan_cut(gpu, layout, counts, prefer) if counts else _plan_whole(gpu, layout)

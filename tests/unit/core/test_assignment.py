@@ -160,7 +160,9 @@ def test_new_cards_are_idle_ones_first() -> None:
             "1g.10gb@0:1",
             id="foreign-instance",
         ),
-        pytest.param({"ownership": Ownership.FOREIGN}, Reason.OWNERSHIP_CONFLICT, "adopt", id="foreign-card"),
+        pytest.param(
+            {"ownership": Ownership.FOREIGN}, Reason.OWNERSHIP_CONFLICT, "nvidia-smi mig -dci", id="foreign-card"
+        ),
         pytest.param({"mig": MigState()}, Reason.MIG_UNSUPPORTED, "no MIG", id="layout-never-fits"),
     ],
 )
@@ -174,6 +176,7 @@ def test_a_card_that_is_not_newly_taken_is_kept_by_who_has_it(fields, reason: Re
     assert [(m.index, m.refusal.reason) for m in new.share("a").missed] == [(1, reason)]
     assert new.cards[1].reason == reason
     assert words in new.cards[1].message
+    assert "adopt" not in new.cards[1].message, "a policy with adopt is refused as NotImplemented"
     assert owned(kept) == {"a": [0, 1]}
     assert kept.share("a").missed == ()
 

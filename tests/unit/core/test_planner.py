@@ -200,6 +200,8 @@ def test_a_foreign_instance_forbids_the_whole_card_too() -> None:
     refusal = refused(card(instance("1g.10gb@0", ownership=Ownership.FOREIGN)), WHOLE)
 
     assert refusal.reason == Reason.OWNERSHIP_CONFLICT
+    assert "nvidia-smi mig -dci" in refusal.message
+    assert "adopt" not in refusal.message, "a policy with adopt is refused as NotImplemented"
 
 
 def test_an_instance_without_compute_instance_is_made_again() -> None:
