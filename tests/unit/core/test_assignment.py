@@ -161,7 +161,10 @@ def test_new_cards_are_idle_ones_first() -> None:
             id="foreign-instance",
         ),
         pytest.param(
-            {"ownership": Ownership.FOREIGN}, Reason.OWNERSHIP_CONFLICT, "nvidia-smi mig -dci", id="foreign-card"
+            {"ownership": Ownership.FOREIGN},
+            Reason.OWNERSHIP_CONFLICT,
+            "nvidia-smi mig -dci",
+            id="foreign-card",
         ),
         pytest.param({"mig": MigState()}, Reason.MIG_UNSUPPORTED, "no MIG", id="layout-never-fits"),
     ],
