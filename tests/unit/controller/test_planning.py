@@ -148,15 +148,26 @@ def test_a_policy_with_an_expression_takes_what_was_judged_a_match(desk: Desk) -
 
 
 def test_a_policy_that_only_plans_is_previewed_beside_the_others(desk: Desk) -> None:
-    desk.policy("b", gpusPerNode=1)
+    desk.policy("b", gpusPerNode=1, priority=5)
     case = desk.policy("a", rollout={"mode": "Plan"})
 
     facts = desk.planning.facts("n", case, is_stale=False)
 
     assert facts is not None
-    assert [a.uuid for a in facts.wanted] == ["GPU-0", "GPU-1"]
-    assert facts.actions == ("card 0: is whole already", "card 1: is whole already")
+    assert [a.uuid for a in facts.wanted] == ["GPU-1"]
+    assert facts.actions == ("card 1: is whole already",)
     assert desk.owners() == {"GPU-0": "b"}
+
+
+def test_a_policy_that_only_plans_takes_nothing_whatever_its_expression_says(desk: Desk) -> None:
+    case = desk.policy("a", gpuSelector={"cel": "x"}, rollout={"mode": "Plan"})
+    case = Case(case.entry, case.verdict, case.view, judgements={"GPU-0": MATCH, "GPU-1": MATCH})
+    desk.planning.cases["a"] = case
+
+    assert desk.owners() == {}
+    facts = desk.planning.facts("n", case, is_stale=False)
+    assert facts is not None
+    assert [a.uuid for a in facts.wanted] == ["GPU-0", "GPU-1"]
 
 
 def test_the_facts_of_a_policy_are_its_own(desk: Desk) -> None:

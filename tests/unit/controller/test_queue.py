@@ -86,6 +86,19 @@ async def test_the_first_run_is_at_once_and_the_next_one_spaced() -> None:
     assert await taken(queue) == "a"
 
 
+async def test_a_key_that_was_forgotten_begins_anew() -> None:
+    clock = Clock()
+    queue: WorkQueue[str] = WorkQueue(spacing_seconds=1.0, clock=clock)
+    queue.add("a")
+    assert await taken(queue) == "a"
+    queue.done("a")
+
+    queue.forget("a")
+
+    queue.add("a")
+    assert await taken(queue) == "a"
+
+
 async def test_failures_are_spaced_ever_more_until_one_succeeds() -> None:
     clock = Clock()
     queue: WorkQueue[str] = WorkQueue(clock=clock)

@@ -146,7 +146,9 @@ def test_counts_follow_slices_and_claims() -> None:
     assert world.pool("n").groups == {P: GroupCount(2, 1, 1)}
     assert world.put_claim("uid-c", ()) == {"n/gpupolicy"}
     assert world.pool("n").groups == {P: GroupCount(2, 0, 2)}
+    assert len(list(world.all_pools())) == 1
     assert world.drop_slice("n-1") == {"n/gpupolicy"}
+    assert list(world.all_pools()) == []
     assert world.pool("n") == tally.PoolTally()
 
 
