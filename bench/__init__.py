@@ -1,1 +1,1 @@
-"""The figures of the project: `python -m bench [name]` prints one JSON object a line."""
+"""The figures of the project: `python -m bench [name]` prints one JSON object a line. See docs/benchmarks.md."""

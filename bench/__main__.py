@@ -1,55 +1,45 @@
-"""Run benchmarks: `python -m bench [name ...]` prints one JSON object a line and fails when a bar is missed.
+"""`python -m bench [name ...]`: one JSON object a line, progress on stderr; ends with 1 if a bar is missed."""
 
-A module of this package lists what it measures in `BENCHES`: name -> (function that returns samples, unit, bar for
-their median); or it has functions that yield `Result`s, named in the table below. Modules are imported when one of
-their benchmarks is asked for.
-"""
-
-import importlib
+import argparse
 import json
-import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
 
-from bench.result import Result
-
-BENCHES: Final[dict[str, tuple[str, str | None]]] = {
-    "plan-card": ("plan", None),
-    "plan-node": ("plan", None),
-    "policy-to-class": ("policy_to_class", None),
-    "cel-vectors": ("cel", "measure_vectors"),
-    "cel-compiled": ("cel", "measure_compiled"),
-    "select-40k": ("cel", "measure_select"),
-    "cel-accept": ("cel", "measure_accept"),
-}
-"""Name -> module, and the function that yields results; None where the module has a table of its own."""
+from bench.registry import Session, benches
 
 
-def main(names: Sequence[str]) -> int:
-    """Run the named benchmarks, all by default; return 1 when a bar is missed."""
-    unknown = [name for name in names if name not in BENCHES]
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmarks that are named, or all."""
+    known = benches()
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measure GpuPolicy; one JSON object a line.",
+        epilog="\n".join(f"{bench.name:18} {bench.description}" for bench in known.values()),
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="benchmarks to run; all of the list below by default"
+    )
+    parser.add_argument("--samples", type=int, help="how many samples to take, where a benchmark takes any")
+    parser.add_argument(
+        "--idle-seconds",
+        type=float,
+        default=60.0,
+        help="how long agent-idle watches an idle agent (default: %(default)s; the figures are for 600)",
+    )
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.names) - known.keys())
     if unknown:
-        print(f"no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHES)}", file=sys.stderr)
-        return 2
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     missed = 0
-    for name in names or BENCHES:
-        for result in _results(name):
-            print(json.dumps(result.to_line(name)), flush=True)
-            missed += not result.is_met
-    return min(missed, 1)
-
-
-def _results(name: str) -> Iterator[Result]:
-    module_name, function = BENCHES[name]
-    module = importlib.import_module(f"bench.{module_name}")
-    if function is not None:
-        yield from getattr(module, function)()
-        return
-    measure, unit, bar = module.BENCHES[name]
-    samples = measure()
-    yield Result(statistics.median(samples), unit, bar, len(samples))
+    with Session(samples=options.samples, idle_seconds=options.idle_seconds) as session:
+        for name in options.names or known:
+            print(f"{name}: {known[name].description}", file=sys.stderr, flush=True)
+            for result in known[name].measure(session):
+                print(json.dumps(result.to_line(name)), flush=True)
+                missed += not result.is_met
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,11 +1,6 @@
 """How good and how fast our judgement of selectors is.
 
-- `cel-vectors`: golden verdicts of a real evaluator: wrong ones (none is allowed), and the share that is left open. More
-  files of the same shape may be named in `GPUPOLICY_CEL_VECTORS`, separated by colons.
-- `cel-compiled`: verdicts left open on what our own compiler writes (none is allowed).
-- `select-40k`: seconds of one core to preview a selector on 40,000 devices of 5,000 nodes; beside it the same devices
-  evaluated one by one.
-- `cel-accept`: 1,000 random expressions before a real API server: wrong answers (none is allowed), and the share left open.
+More files of golden verdicts may be named in `GPUPOLICY_CEL_VECTORS`, separated by colons.
 """
 
 import os
@@ -13,10 +8,11 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hypothesis import given, settings
 
+from bench.registry import Bench
 from bench.result import Result
 from gpupolicy.adapters.cel import engine
 from gpupolicy.api.policy import GpuSelector
@@ -167,3 +163,27 @@ def measure_accept() -> Iterator[Result]:
         len(wrong), "wrong answers", 0, len(candidates), details={"accepted": taken, "wrong": wrong[:20]}
     )
     yield Result(left_open / len(candidates), "share left open", OPEN_SHARE, len(candidates), name="open")
+
+
+BENCHES: Final = (
+    Bench(
+        "cel-vectors",
+        "golden verdicts of a real evaluator: wrong ones (none is allowed), and the share left open",
+        lambda _: measure_vectors(),
+    ),
+    Bench(
+        "cel-compiled",
+        "verdicts left open on what our own compiler writes (none is allowed)",
+        lambda _: measure_compiled(),
+    ),
+    Bench(
+        "select-40k",
+        "CPU time to preview a selector on 40,000 devices of 5,000 nodes",
+        lambda _: measure_select(),
+    ),
+    Bench(
+        "cel-accept",
+        "1,000 random expressions before a real API server: wrong answers (none is allowed), and the share left open",
+        lambda _: measure_accept(),
+    ),
+)

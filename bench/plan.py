@@ -1,7 +1,7 @@
 """How long planning takes: one card, and a node of eight.
 
 Each function returns samples in milliseconds. The caches of the planner are emptied before each sample, so a sample
-is what the first plan for a kind of card costs. `BENCHES` names unit and bar for whoever runs them.
+is what the first plan for a kind of card costs.
 """
 
 import random
@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
+from bench.registry import Bench
+from bench.result import against_limit
 from gpupolicy.core import placement
 from gpupolicy.core.inventory import ClaimUse, Gpu, Instance, MigProfile, MigState, Ownership
 from gpupolicy.core.layouts import StaticLayout
@@ -22,23 +25,23 @@ CARD_SAMPLES = 1000
 NODE_SAMPLES = 200
 
 
-def measure_card() -> list[float]:
+def measure_card(count: int = CARD_SAMPLES) -> list[float]:
     """Plan a random layout on a card of a random model, with random instances of which some are in use."""
     chance = random.Random(1)  # noqa: S311 - samples, no secrets.
     samples = []
-    for _ in range(CARD_SAMPLES):
+    for _ in range(count):
         profiles = KNOWN_CARDS[chance.choice(sorted(KNOWN_CARDS))]
         gpu, layout = _random_card(chance, profiles), _random_layout(chance, profiles)
         samples.append(_milliseconds(partial(plan_card, gpu, layout)))
     return samples
 
 
-def measure_node() -> list[float]:
+def measure_node(count: int = NODE_SAMPLES) -> list[float]:
     """Plan eight random H100s for two policies."""
     chance = random.Random(2)  # noqa: S311 - samples, no secrets.
     profiles = KNOWN_CARDS["h100-80gb"]
     samples = []
-    for _ in range(NODE_SAMPLES):
+    for _ in range(count):
         gpus = [replace(_random_card(chance, profiles), uuid=f"GPU-{n}", index=n) for n in range(8)]
         policies = [
             PolicyView(
@@ -54,11 +57,18 @@ def measure_node() -> list[float]:
     return samples
 
 
-BENCHES: dict[str, tuple[Callable[[], list[float]], str, float]] = {
-    "plan-card": (measure_card, "ms", 5.0),
-    "plan-node": (measure_node, "ms", 50.0),
-}
-"""Name -> what samples it, unit of the samples, and the bar for their median."""
+BENCHES: Final = (
+    Bench(
+        "plan-card",
+        "plan a random layout on one card of a random model with random instances, some in use",
+        lambda session: [against_limit(measure_card(session.count(CARD_SAMPLES)), "ms", 5.0)],
+    ),
+    Bench(
+        "plan-node",
+        "plan eight random cards for two policies",
+        lambda session: [against_limit(measure_node(session.count(NODE_SAMPLES)), "ms", 50.0)],
+    ),
+)
 
 
 def _milliseconds(work: Callable[[], object]) -> float:
