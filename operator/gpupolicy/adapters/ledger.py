@@ -1,6 +1,7 @@
 """The agent's memory on disk: one small file per record, which a crash at any point leaves whole.
 
-Theory of operation. A record is `<root>/<kind>/<key>.json` and holds an envelope:
+Theory of operation. A record is `<root>/<kind>/<key>.json` (`<root>/<kind>/<boot id>/<key>.json` where the kind is
+volatile) and holds an envelope:
 
     {"version": 1, "kind": "claims", "key": "<uid>", "bootID": "...", "checksum": "sha256:...", "data": {...}}
 
@@ -14,12 +15,17 @@ Theory of operation. A record is `<root>/<kind>/<key>.json` and holds an envelop
   a write or a removal of that key is refused, until the caller decides to `set_aside` the file: it is then moved,
   byte for byte, to `<root>/aside/` and reported from there.
 - `bootID` tells records of this boot from older ones: GPU instances and CDI files do not survive a reboot.
+- A kind whose records mean nothing after a reboot is volatile. Its records are not synced to the disk: the kernel
+  keeps them for as long as it runs, whatever becomes of the process, and a power cut may leave anything. So they
+  live in a directory of their boot, and `load` removes those of other boots unread: no torn file of a boot that
+  is over can be mistaken for damage.
 
 All blocking calls run in a few threads of the ledger's own. Writes of one key happen in the order of the calls, and
 a call that is cancelled still completes its effect: a half-known state on disk is worse than a late answer.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
@@ -129,23 +135,33 @@ class Ledger:
     Args:
         root: the ledger's directory; its parent must exist when `load` is called.
         kinds: names of the subdirectories.
+        volatile: those of the kinds whose records mean nothing after a reboot.
         version: version of the payloads that this process writes and the highest it reads.
         boot_id_path: where the kernel says which boot this is.
 
     Raises:
         files.FileError: the boot id cannot be read.
-        ValueError: a kind is not a plain lower-case word, or is the reserved word `aside`.
+        ValueError: a kind is not a plain lower-case word, or is the reserved word `aside`; a volatile one is no kind.
     """
 
     def __init__(
-        self, root: Path, *, kinds: Sequence[str], version: int = 1, boot_id_path: Path = BOOT_ID_PATH
+        self,
+        root: Path,
+        *,
+        kinds: Sequence[str],
+        volatile: Sequence[str] = (),
+        version: int = 1,
+        boot_id_path: Path = BOOT_ID_PATH,
     ) -> None:
         for kind in kinds:
             if not _KIND.fullmatch(kind) or kind == ASIDE:
                 raise ValueError(f"ledger kind {kind!r}: want a lower-case word other than {ASIDE!r}")
+        if not set(volatile) <= set(kinds):
+            raise ValueError(f"volatile kinds {sorted(volatile)}: want some of {', '.join(kinds)}")
         self.root = root
         self.boot_id = _read_boot_id(boot_id_path)
         self._kinds = tuple(kinds)
+        self._volatile = frozenset(volatile)
         self._version = version
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ledger")
         # The last effect queued on each key, so that effects on one key keep the order of the calls.
@@ -165,7 +181,8 @@ class Ledger:
     async def load(self) -> Contents:
         """Read everything, after making the directories that a first start lacks.
 
-        Temporary files that a crash left behind are removed. Damage is in the answer, never an exception.
+        Temporary files that a crash left behind are removed, and so are volatile records of other boots. Damage is in
+        the answer, never an exception.
 
         Raises:
             files.FileError: a directory is missing and cannot be made, or cannot be read.
@@ -174,26 +191,36 @@ class Ledger:
 
     async def read(self, kind: str, key: str) -> Record | DamagedFile | None:
         """Read one record; None when there is none."""
-        path = self._path(kind, key)
+        path = self.path(kind, key)
         return await self._in_thread(lambda: self._inspect(path, kind, key))
 
-    async def write(
-        self, kind: str, key: str, data: Mapping[str, Any], *, sync: files.Sync = files.Sync.FULL
-    ) -> Record:
+    def path(self, kind: str, key: str) -> Path:
+        """Return the file of a record.
+
+        Raises:
+            ValueError: the kind is none of the ledger's, or the key is not usable as a file name.
+        """
+        directory = self._directory(kind)
+        if not _KEY.fullmatch(key):
+            raise ValueError(
+                f"ledger key {key!r}: want up to 200 letters, digits, dots, dashes and underscores"
+            )
+        return directory / f"{key}{_SUFFIX}"
+
+    async def write(self, kind: str, key: str, data: Mapping[str, Any]) -> Record:
         """Write one record, replacing an earlier one as a whole.
 
         Args:
             kind: one of the ledger's kinds.
             key: letters, digits, dot, dash and underscore, such as a claim uid or a GPU uuid.
             data: any JSON object.
-            sync: FILE is enough for a record that means nothing after a reboot, and costs half.
 
         Raises:
             DamagedRecordError: the file that stands there is not ours to replace.
             files.FileError: the record is as it was before.
             ValueError: the key is not usable as a file name, or the data is not JSON.
         """
-        path = self._path(kind, key)
+        path = self.path(kind, key)
         envelope = {
             "version": self._version,
             "kind": kind,
@@ -205,14 +232,14 @@ class Ledger:
 
         def effect() -> None:
             self._refuse_damaged(path, kind, key)
-            files.replace(path, content, mode=0o600, sync=sync)
+            files.replace(path, content, mode=0o600, sync=self._sync(kind))
 
         await self._in_order(kind, key, effect)
         # What a reader will get, not what was passed: JSON turns tuples into lists and keys into text.
         stored = json.loads(content)["data"]
         return Record(kind=kind, key=key, version=self._version, boot_id=self.boot_id, data=stored)
 
-    async def remove(self, kind: str, key: str, *, sync: files.Sync = files.Sync.FULL) -> bool:
+    async def remove(self, kind: str, key: str) -> bool:
         """Remove one record; False when there was none.
 
         Raises:
@@ -220,13 +247,13 @@ class Ledger:
             files.FileError: the record is still there.
             ValueError: the key is not usable as a file name.
         """
-        path = self._path(kind, key)
+        path = self.path(kind, key)
         existed = False
 
         def effect() -> None:
             nonlocal existed
             self._refuse_damaged(path, kind, key)
-            existed = files.remove(path, sync=sync)
+            existed = files.remove(path, sync=self._sync(kind))
 
         await self._in_order(kind, key, effect)
         return existed
@@ -249,14 +276,14 @@ class Ledger:
         await self._in_order(file.kind, file.key, effect)
         return moved
 
-    def _path(self, kind: str, key: str) -> Path:
+    def _directory(self, kind: str) -> Path:
         if kind not in self._kinds:
             raise ValueError(f"ledger kind {kind!r}: this ledger has {', '.join(self._kinds)}")
-        if not _KEY.fullmatch(key):
-            raise ValueError(
-                f"ledger key {key!r}: want up to 200 letters, digits, dots, dashes and underscores"
-            )
-        return self.root / kind / f"{key}{_SUFFIX}"
+        directory = self.root / kind
+        return directory / self.boot_id if kind in self._volatile else directory
+
+    def _sync(self, kind: str) -> files.Sync:
+        return files.Sync.NONE if kind in self._volatile else files.Sync.FULL
 
     async def _in_thread(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -288,8 +315,11 @@ class Ledger:
         records: list[Record] = []
         damaged: list[DamagedFile] = []
         for kind in self._kinds:
-            directory = self.root / kind
-            _make_directory(directory)
+            directory = self._directory(kind)
+            _make_directory(self.root / kind)
+            if kind in self._volatile:
+                self._remove_other_boots(kind)
+                _make_directory(directory)
             files.sweep(directory)
             for name in files.names(directory):
                 if name.startswith(".") and name.endswith(files.TEMPORARY_SUFFIX):
@@ -301,8 +331,22 @@ class Ledger:
                     damaged.append(found)
         return Contents(records=tuple(records), damaged=(*damaged, *self._list_aside()))
 
+    def _remove_other_boots(self, kind: str) -> None:
+        """Remove the records of other boots, and nothing that cannot be one."""
+        for name in files.names(self.root / kind):
+            directory = self.root / kind / name
+            if name == self.boot_id or directory.is_symlink() or not directory.is_dir():
+                continue
+            for file in files.names(directory):
+                if file.endswith((_SUFFIX, files.TEMPORARY_SUFFIX)):
+                    # A power cut may have left a name without a file behind it, or a directory in its place.
+                    with contextlib.suppress(OSError):
+                        (directory / file).unlink()
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
     def _inspect_name(self, kind: str, name: str) -> Record | DamagedFile | None:
-        path = self.root / kind / name
+        path = self._directory(kind) / name
         key = name.removesuffix(_SUFFIX)
         if key == name or not _KEY.fullmatch(key):
             return _damaged(path, kind, "", Damage.FOREIGN, "its name is not <key>.json")

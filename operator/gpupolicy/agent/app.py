@@ -35,7 +35,7 @@ from gpupolicy.agent.health import StateHealth
 from gpupolicy.agent.nodewatch import NodeWatch
 from gpupolicy.agent.publication import Publication
 from gpupolicy.agent.reconcile import Reconciler, Surroundings, Timing
-from gpupolicy.agent.state import GPU_KIND, LEDGER_KINDS, NodeState
+from gpupolicy.agent.state import GPU_KIND, LEDGER_KINDS, VOLATILE_KINDS, NodeState
 from gpupolicy.api import names
 from gpupolicy.api.conditions import Reason
 from gpupolicy.core import ownership, records
@@ -333,7 +333,12 @@ async def serve(options: Options) -> None:
             return
         options.state_directory.parent.mkdir(parents=True, exist_ok=True)
         options.cdi_directory.mkdir(parents=True, exist_ok=True)
-        ledger = Ledger(options.state_directory, kinds=LEDGER_KINDS, boot_id_path=options.boot_id_path)
+        ledger = Ledger(
+            options.state_directory,
+            kinds=LEDGER_KINDS,
+            volatile=VOLATILE_KINDS,
+            boot_id_path=options.boot_id_path,
+        )
         async with ledger:
             agent = Agent(client, options, node_uid=uid.result(), ledger=ledger, watch=watch)
             watch.on_change = agent.state.reconcile.set

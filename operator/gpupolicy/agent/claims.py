@@ -105,9 +105,9 @@ class ClaimHandler:
     async def recover(self, contents: ledger.Contents, standing: Mapping[str, DeviceRecord]) -> None:
         """Take up what an earlier process of this node left; called once, before the first plan is made.
 
-        Records of an earlier boot go, with their CDI files: their containers ended with that boot, and the kubelet
-        asks again for those that it starts. CDI files without a record go. A damaged record stays as it is; the
-        devices that its CDI file names are pinned until the kubelet says that the claim is over.
+        The ledger holds claims of this boot only: containers of earlier ones ended with them, and the kubelet asks again
+        for those that it starts. CDI files without a record go. A damaged record stays as it is; the devices that
+        its CDI file names are pinned until the kubelet says that the claim is over.
 
         Args:
             contents: what the ledger holds.
@@ -118,22 +118,18 @@ class ClaimHandler:
         """
         for record in contents.records:
             if record.kind == CLAIM_KIND:
-                await self._take_up(record)
+                self._take_up(record)
         for file in contents.damaged:
             if file.kind == CLAIM_KIND and file.damage is not ledger.Damage.SET_ASIDE:
                 self._pin(file, standing)
         await asyncio.to_thread(self._remove_orphans, {*self._state.claims, *self._damaged})
 
-    async def _take_up(self, record: ledger.Record) -> None:
-        if record.boot_id != self._store.boot_id:
-            await asyncio.to_thread(cdi.remove_spec, self._cdi_directory, names.CDI_KIND, record.key)
-            await self._store.remove(CLAIM_KIND, record.key)
-            return
+    def _take_up(self, record: ledger.Record) -> None:
         try:
             self._state.claims[record.key] = records.decode_claim(record.data)
         except ValueError as error:
             # The envelope is whole, so this release wrote it or an older one; the reader is at fault, not the disk.
-            path = self._store.root / CLAIM_KIND / f"{record.key}.json"
+            path = self._store.path(CLAIM_KIND, record.key)
             _log.error("the record of claim %s has no shape that this release knows: %s", record.key, error)
             self._damaged[record.key] = ledger.DamagedFile(
                 path=path, kind=CLAIM_KIND, key=record.key, damage=ledger.Damage.CORRUPT, detail=str(error)

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Protocol
 
-from gpupolicy.adapters import files
 from gpupolicy.api import names
 from gpupolicy.core import records
 from gpupolicy.core.inventory import Health, Inventory
@@ -26,13 +25,11 @@ from gpupolicy.core.records import ClaimRecord, DeviceRecord, GpuRecord, Instanc
 class Ledger(Protocol):
     """The part of `adapters.ledger.Ledger` that the state stands on."""
 
-    async def write(
-        self, kind: str, key: str, data: Mapping[str, Any], *, sync: files.Sync = files.Sync.FULL
-    ) -> object:
+    async def write(self, kind: str, key: str, data: Mapping[str, Any]) -> object:
         """Write one record, replacing an earlier one as a whole."""
         ...
 
-    async def remove(self, kind: str, key: str, *, sync: files.Sync = files.Sync.FULL) -> bool:
+    async def remove(self, kind: str, key: str) -> bool:
         """Remove one record; False when there was none."""
         ...
 
@@ -41,6 +38,9 @@ CLAIM_KIND: Final = "claim"
 GPU_KIND: Final = "gpu"
 """Kinds of the ledger; `LEDGER_KINDS` is what it is opened with."""
 LEDGER_KINDS: Final = (CLAIM_KIND, GPU_KIND)
+VOLATILE_KINDS: Final = (CLAIM_KIND,)
+"""What a claim holds ends with the boot: containers, CDI files, instances cut for it. So its record may end with it too,
+and need not wait for the disk; prepare would wait twice, and unprepare once."""
 
 
 class Wakeup:
@@ -114,8 +114,7 @@ class NodeState:
             files.FileError: nothing was changed.
             DamagedRecordError: a file stands there that is no record of ours; nothing was changed.
         """
-        # Nothing that a claim holds outlives a boot, so the directory need not be on the disk.
-        await self._ledger.write(CLAIM_KIND, record.uid, records.encode_claim(record), sync=files.Sync.FILE)
+        await self._ledger.write(CLAIM_KIND, record.uid, records.encode_claim(record))
         self.claims[record.uid] = record
         await self.announce()
 
@@ -126,7 +125,7 @@ class NodeState:
             files.FileError: the record is still there.
             DamagedRecordError: a file stands there that is no record of ours.
         """
-        await self._ledger.remove(CLAIM_KIND, uid, sync=files.Sync.NONE)
+        await self._ledger.remove(CLAIM_KIND, uid)
         self.claims.pop(uid, None)
         self.reconcile.set()
         await self.announce()

@@ -15,7 +15,7 @@ from gpupolicy.adapters.ledger import Ledger
 from gpupolicy.adapters.nvml.session import Nvml
 from gpupolicy.agent.claimlist import ClaimList
 from gpupolicy.agent.reconcile import Reconciler, Surroundings, Timing
-from gpupolicy.agent.state import GPU_KIND, LEDGER_KINDS, NodeState
+from gpupolicy.agent.state import GPU_KIND, LEDGER_KINDS, VOLATILE_KINDS, NodeState
 from gpupolicy.api.node import GpuAssignment, GpuNodeSpec, GpuNodeStatus, GpuStatus, MigLayout
 from gpupolicy.api.policy import MigLayoutEntry, Strategy
 from gpupolicy.core import ownership, records
@@ -132,7 +132,12 @@ class AgentNode:
         await self.stop()
 
     async def start(self) -> None:
-        self.ledger = Ledger(self.directory / "ledger", kinds=LEDGER_KINDS, boot_id_path=self.boot_id_path)
+        self.ledger = Ledger(
+            self.directory / "ledger",
+            kinds=LEDGER_KINDS,
+            volatile=VOLATILE_KINDS,
+            boot_id_path=self.boot_id_path,
+        )
         self.wish.status = None
         contents = await self.ledger.load()
         assert contents.damaged == ()

@@ -16,7 +16,7 @@ from gpupolicy.adapters import cdi, devicefiles, kube, ledger
 from gpupolicy.adapters.kubeletplugin.claims import ClaimError, ClaimRef, PreparedClaim
 from gpupolicy.agent import claims as agent_claims
 from gpupolicy.agent.claims import ClaimHandler
-from gpupolicy.agent.state import LEDGER_KINDS, NodeState
+from gpupolicy.agent.state import LEDGER_KINDS, VOLATILE_KINDS, NodeState
 from gpupolicy.core.inventory import Placement
 from gpupolicy.core.prepare import Effect, Event, steps
 from gpupolicy.core.records import ClaimState, DeviceKind, DeviceRecord, PreparedDevice
@@ -108,7 +108,9 @@ class Node:
         self.boot = directory / "boot_id"
         if not self.boot.exists():
             self.boot.write_text("boot-1\n")
-        self.ledger = ledger.Ledger(directory / "ledger", kinds=LEDGER_KINDS, boot_id_path=self.boot)
+        self.ledger = ledger.Ledger(
+            directory / "ledger", kinds=LEDGER_KINDS, volatile=VOLATILE_KINDS, boot_id_path=self.boot
+        )
         self.state = NodeState(NODE, self.ledger)
         self.busy_names: set[str] = set()
 
@@ -351,7 +353,7 @@ async def test_a_damaged_record_pins_its_device_and_is_kept(
     before = await Node(tmp_path, source).start()
     await before.prepare("u1")
     await before.ledger.aclose()
-    (path,) = (tmp_path / "ledger").glob("claim/u1.json")
+    (path,) = (tmp_path / "ledger").glob("claim/boot-1/u1.json")
     damaged = damage(path.read_text())
     path.write_text(damaged)
 
@@ -415,7 +417,7 @@ async def test_kill_between_every_two_effects(tmp_path: Path, call: str, index: 
         assert (after.specs(), after.state.claims["u1"].state) == ({"u1"}, ClaimState.PREPARE_COMPLETED)
     else:
         assert answer is None
-        assert (after.specs(), after.state.claims, list((tmp_path / "ledger/claim").iterdir())) == (
+        assert (after.specs(), after.state.claims, list((tmp_path / "ledger/claim/boot-1").iterdir())) == (
             set(),
             {},
             [],

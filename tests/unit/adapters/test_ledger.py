@@ -86,7 +86,7 @@ def test_any_json_object_comes_back(tmp_path_factory: pytest.TempPathFactory, da
     async def scenario() -> None:
         async with make(tmp_path_factory.mktemp("l") / "ledger") as book:
             await book.load()
-            written = await book.write("claims", "a", data, sync=files.Sync.NONE)
+            written = await book.write("claims", "a", data)
             assert written == await book.read("claims", "a")
             assert written.data == data
 
@@ -224,7 +224,7 @@ def test_no_flipped_bit_passes(tmp_path_factory: pytest.TempPathFactory, data: s
     async def scenario() -> None:
         async with make(tmp_path_factory.mktemp("l") / "ledger") as book:
             await book.load()
-            written = await book.write("claims", "a", DATA, sync=files.Sync.NONE)
+            written = await book.write("claims", "a", DATA)
             content = bytearray(record_path(book).read_bytes())
             at = data.draw(st.integers(0, len(content) - 1))
             content[at] ^= data.draw(st.integers(1, 255))
