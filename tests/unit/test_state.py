@@ -18,13 +18,13 @@ class Memory:
         self.records: dict[tuple[str, str], dict[str, Any]] = {}
         self.full = False
 
-    async def write(self, kind: str, key: str, data: Mapping[str, Any], *, sync: object = None) -> object:
+    async def write(self, kind: str, key: str, data: Mapping[str, Any]) -> object:
         if self.full:
             raise OSError("no space left")
         self.records[kind, key] = dict(data)
         return None
 
-    async def remove(self, kind: str, key: str, *, sync: object = None) -> bool:
+    async def remove(self, kind: str, key: str) -> bool:
         if self.full:
             raise OSError("no space left")
         return self.records.pop((kind, key), None) is not None
@@ -53,6 +53,24 @@ async def test_a_wakeup_wakes_who_waits() -> None:
     await asyncio.sleep(0)
     wakeup.set()
     assert await waiter
+
+
+async def test_a_late_wakeup_comes_once_and_not_at_once() -> None:
+    """Whatever asks again meanwhile; and something urgent takes its place."""
+    wakeup = Wakeup()
+    wakeup.set_within(0.02)
+    wakeup.set_within(60)
+    assert not await wakeup.wait(0)
+    assert await wakeup.wait(10)
+    assert not await wakeup.wait(0.05)
+    wakeup.set_within(0.02)
+    wakeup.set()
+    assert await wakeup.wait(0)
+    assert not await wakeup.wait(0.05)
+    wakeup.set()
+    wakeup.set_within(0.02)
+    assert await wakeup.wait(0)
+    assert not await wakeup.wait(0.05), "what was asked for before the look is seen by it"
 
 
 async def test_cards_are_held_apart_and_without_deadlock() -> None:
@@ -100,7 +118,7 @@ async def test_a_dropped_claim_wakes_the_loop_and_who_waits() -> None:
     await asyncio.sleep(0)
     await state.drop_claim("u")
     await asyncio.wait_for(waiter, 5)
-    assert await state.reconcile.wait(0)
+    assert await state.reconcile.wait(10)
 
 
 async def test_a_card_record_is_in_the_ledger_and_in_memory() -> None:

@@ -43,15 +43,29 @@ VOLATILE_KINDS: Final = (CLAIM_KIND,)
 and need not wait for the disk; prepare would wait twice, and unprepare once."""
 
 
+RELEASE_SECONDS: Final = 0.25
+"""How soon the reconcile loop looks at what a claim gave back. Not at once: pods end in crowds, and one look at all cards
+for each of them would make the others wait."""
+
+
 class Wakeup:
     """A signal that coalesces: any number of `set` before a `wait` wake it once."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
 
     def set(self) -> None:
         """Wake whoever waits, or the next one who will."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         self._event.set()
+
+    def set_within(self, seconds: float) -> None:
+        """Wake after that time, unless something wakes earlier; a call while one is due changes nothing."""
+        if self._later is None and not self._event.is_set():
+            self._later = asyncio.get_running_loop().call_later(seconds, self.set)
 
     async def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait for a signal and consume it; False when the time was up first."""
@@ -127,7 +141,7 @@ class NodeState:
         """
         await self._ledger.remove(CLAIM_KIND, uid)
         self.claims.pop(uid, None)
-        self.reconcile.set()
+        self.reconcile.set_within(RELEASE_SECONDS)
         await self.announce()
 
     async def save_gpu(self, record: GpuRecord) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -422,3 +423,61 @@ async def test_closing_waits_for_what_is_under_way(tmp_path: Path, monkeypatch: 
         gate.open.set()
         await asyncio.gather(write, closing)
     assert record_path(book).exists()
+
+
+def make_volatile(root: Path, boot: str = "boot-1") -> ledger.Ledger:
+    boot_id_path = root.parent / f"boot_id.{boot}"
+    boot_id_path.write_text(f"{boot}\n")
+    return ledger.Ledger(root, kinds=KINDS, volatile=["claims"], boot_id_path=boot_id_path)
+
+
+async def test_volatile_records_end_with_their_boot(tmp_path: Path) -> None:
+    """Also torn ones, which are no damage then; records of other kinds stay, and so does what cannot be ours."""
+    root = tmp_path / "ledger"
+    async with make_volatile(root) as first:
+        await first.load()
+        await first.write("claims", "a", DATA)
+        kept = await first.write("gpus", "GPU-1", DATA)
+        (first.path("claims", "torn")).write_bytes(b"")
+        (root / "claims/boot-1/.b.json.0.tmp").write_bytes(b"half")
+        (root / "claims/theirs").mkdir()
+        (root / "claims/theirs/notes.txt").write_text("keep me")
+    async with make_volatile(root, "boot-2") as second:
+        contents = await second.load()
+        assert (contents.records, contents.damaged) == ((kept,), ())
+        assert sorted(p.name for p in (root / "claims").iterdir()) == ["boot-2", "theirs"]
+        assert (root / "claims/theirs/notes.txt").read_text() == "keep me"
+
+
+async def test_volatile_records_outlive_their_writer(tmp_path: Path) -> None:
+    """Within a boot they are records like any other, damage included."""
+    async with make_volatile(tmp_path / "ledger") as first:
+        await first.load()
+        whole = await first.write("claims", "a", DATA)
+        (first.path("claims", "b")).write_bytes(b"")
+    async with make_volatile(tmp_path / "ledger") as second:
+        contents = await second.load()
+        assert contents.records == (whole,)
+        assert [(f.key, f.damage) for f in contents.damaged] == [("b", ledger.Damage.TORN)]
+        with pytest.raises(ledger.DamagedRecordError):
+            await second.write("claims", "b", DATA)
+
+
+async def test_only_volatile_records_spare_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What outlives a boot is on the disk, directory included, when the call returns."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    async with make_volatile(tmp_path / "ledger") as book:
+        await book.load()
+        await book.write("claims", "a", DATA)
+        await book.remove("claims", "a")
+        assert synced == []
+        await book.write("gpus", "a", DATA)
+        assert len(synced) == 2
+        await book.remove("gpus", "a")
+        assert len(synced) == 3
+
+
+def test_a_volatile_kind_is_a_kind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="volatile kinds"):
+        ledger.Ledger(tmp_path, kinds=KINDS, volatile=["others"])
