@@ -27,6 +27,8 @@ def read_documents(path: str) -> list[Any]:
         # JSON is YAML, but read a hundred times faster as what it is.
         try:
             return [json.loads(text)]
+        except RecursionError as error:
+            raise CommandError(f"{name}: it is nested too deeply") from error
         except ValueError:
             pass
     return _yaml(text, name)

@@ -30,7 +30,7 @@ from gpupolicy.cli.main import CommandError
 from gpupolicy.cli.table import columns
 from gpupolicy.core import lint, selection, slice_devices
 from gpupolicy.core.lint import Finding
-from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Preview
+from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Preview, Verdict
 
 __all__ = ["add_arguments", "run"]
 
@@ -38,6 +38,7 @@ NO_MATCH: Final = 1
 REFUSED: Final = 3
 UNKNOWN: Final = 4
 
+_DOES_NOT_COMPILE: Final = "the expression does not compile"
 _NEWEST_MINOR: Final = Environment().minor
 
 
@@ -57,6 +58,8 @@ class _Report:
     """Everything there is to show."""
 
     expression: str
+    problem: str
+    """Why the expression does not compile, "" when it does."""
     source: _Input
     preview: Preview
     findings: tuple[Finding, ...]
@@ -118,7 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = selection.preview(expression, source.devices, evaluator)
     findings = lint.lint(expression, source.devices, found, evaluator, meant_for=arguments.meant_for)
     admission = engine.judge(expression, new) if arguments.new else None
-    report = _Report(expression, source, found, findings, admission)
+    problem = evaluator.problem(expression)
+    report = _Report(expression, problem, source, found, findings, admission)
     print(_RENDERERS[arguments.output](report))
     return report.exit_code
 
@@ -177,15 +181,23 @@ async def _server_verdict(client: Any, expression: str) -> str | None:
 def _table(report: _Report) -> str:
     rows = [("DEVICE", "NODE", "DRIVER", "VERDICT", "REASON")]
     rows += [
-        (device.name, device.node or "-", device.driver, verdict.outcome.value, verdict.reason.split("\n")[0])
+        (device.name, device.node or "-", device.driver, verdict.outcome.value, _brief(report, verdict))
         for device, verdict in zip(report.source.devices, report.preview.verdicts, strict=True)
     ]
-    lines = columns(rows) if report.source.devices else []
-    lines += ["", report.preview.message] if report.source.devices else ["no devices to select from"]
+    lines = [*columns(rows), ""] if report.source.devices else ["no devices to select from"]
+    if report.problem:
+        lines.append(f"{_DOES_NOT_COMPILE}: {report.problem}")
+    elif report.source.devices:
+        lines.append(report.preview.message)
     lines += [f"{finding.reason}: {finding.message}" for finding in report.findings]
     lines += [f"not read: {problem}" for problem in report.source.problems]
     lines += _admission_lines(report)
     return "\n".join(lines)
+
+
+def _brief(report: _Report, verdict: Verdict) -> str:
+    # The compiler's words stand below the table, once.
+    return _DOES_NOT_COMPILE if report.problem else verdict.reason.split("\n")[0]
 
 
 def _admission_lines(report: _Report) -> list[str]:
@@ -196,7 +208,7 @@ def _admission_lines(report: _Report) -> list[str]:
     if admission.estimated_cost is not None:
         line += f", estimated cost {admission.estimated_cost}"
     lines = [line]
-    if admission.reason:
+    if admission.reason and admission.reason != report.problem:
         lines.append(admission.reason)
     if report.source.server_verdict is not None:
         lines.append(f"the API server says: {report.source.server_verdict}")

@@ -30,7 +30,7 @@ from gpupolicy.adapters.cel.values import (
     type_name,
 )
 from gpupolicy.core import quantities, versions
-from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Reads, Verdict
+from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Read, Reads, Verdict
 
 __all__ = ["NEW", "STORED", "Engine", "clauses", "evaluate", "forget", "judge", "problem", "reads"]
 
@@ -61,7 +61,7 @@ class _Compiled:
 
 def judge(expression: str, environment: Environment = NEW) -> Admission:
     """Return what the API server would say to a new selector with this expression."""
-    size = len(expression.encode(errors="surrogatepass"))
+    size = len(_well_formed(expression).encode())
     if size > MAX_BYTES:
         return _rejected(f"Too long: may not be more than {MAX_BYTES} bytes (it has {size})")
     compiled = _compiled(expression, environment)
@@ -104,7 +104,7 @@ def evaluate(expression: str, devices: Iterable[Device], environment: Environmen
 def _compiled(expression: str, environment: Environment) -> _Compiled | ExpressionError | UncertainError:
     try:
         with _deep_recursion():
-            checked = _checked(expression, environment)
+            checked = _checked(_well_formed(expression), environment)
             return _program(checked, cost.estimate(checked))
     except (ExpressionError, UncertainError) as refusal:
         return refusal
@@ -155,6 +155,13 @@ class Engine:
 def forget() -> None:
     """Drop the compiled expressions, for tests that change what is installed."""
     _compiled.cache_clear()
+
+
+def _well_formed(text: str) -> str:
+    """Return the text as it arrives over JSON: what is half of a character becomes the mark for that."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _program(checked: Checked, estimated: int) -> _Compiled | ExpressionError:
@@ -230,6 +237,14 @@ def _verdict(compiled: _Compiled, device: Device, environment: Environment) -> V
         value = _device_value(device, environment)
     except CelError as error:
         return Verdict(Outcome.ERROR, str(error))
+    if ambiguous := _ambiguous(device):
+        wanted = find_reads(compiled.checked.root)
+        if wanted.everything or ambiguous.intersection(wanted.names):
+            return Verdict(Outcome.CANNOT_TELL, "an attribute or capacity that it reads is there twice")
+    if compiled.estimated_cost > RUNTIME_LIMIT:
+        given_up = _given_up(compiled, value)
+        if given_up is not None:
+            return given_up
     outcome = _run(compiled.program, value)
     if compiled.program.ordered and outcome.outcome is not Outcome.CANNOT_TELL:
         for order in runtime.ORDERS:
@@ -238,8 +253,6 @@ def _verdict(compiled: _Compiled, device: Device, environment: Environment) -> V
                 return Verdict(
                     Outcome.CANNOT_TELL, "the verdict depends on the order of a map, which is random"
                 )
-    if compiled.estimated_cost > RUNTIME_LIMIT:
-        return _within_cost(compiled, value, outcome)
     return outcome
 
 
@@ -260,8 +273,8 @@ def _run(program: evaluator.Program, value: MapValue) -> Verdict:
     return Verdict(Outcome.MATCH if result else Outcome.NO_MATCH)
 
 
-def _within_cost(compiled: _Compiled, value: MapValue, outcome: Verdict) -> Verdict:
-    """Return the outcome if the scheduler would get to it before it gives up."""
+def _given_up(compiled: _Compiled, value: MapValue) -> Verdict | None:
+    """Return the verdict where the scheduler gives up, or may; None where it comes to an end."""
     program = evaluator.compile_program(compiled.checked, counting=True)
     frame = runtime.Frame(value)
     try:
@@ -273,7 +286,18 @@ def _within_cost(compiled: _Compiled, value: MapValue, outcome: Verdict) -> Verd
     # The count is close, not exact: near the limit nothing is said.
     if frame.cost > RUNTIME_LIMIT // 2:
         return Verdict(Outcome.CANNOT_TELL, f"the evaluation costs about {frame.cost}, close to the limit")
-    return outcome
+    return None
+
+
+def _ambiguous(device: Device) -> set[Read]:
+    """Return what a device has twice, with and without the domain; which of them counts is random."""
+    prefix = f"{device.driver}/"
+    return {
+        Read(kind, device.driver, name.removeprefix(prefix))
+        for kind, values in (("attributes", device.attributes), ("capacity", device.capacity))
+        for name in values
+        if name.startswith(prefix) and values.get(name.removeprefix(prefix), values[name]) != values[name]
+    }
 
 
 def _device_value(device: Device, environment: Environment) -> MapValue:
@@ -331,6 +355,8 @@ def _attribute(name: str, attribute: Any, environment: Environment) -> object:
 def _scalar(name: str, kind: str, accepted: type[Any], value: Any) -> Any:
     if type(value) is not accepted:
         raise CelError(f"attribute {name}: unsupported attribute value")
+    if kind == "string":
+        return _well_formed(value)
     if kind != "version":
         return value
     try:

@@ -42,7 +42,7 @@ from gpupolicy.adapters.cel.runtime import (
     qualifier,
     variable,
 )
-from gpupolicy.adapters.cel.runtime_cost import call_cost
+from gpupolicy.adapters.cel.runtime_cost import QUADRATIC, WHOLE_LISTS, call_cost, check_walk
 from gpupolicy.adapters.cel.syntax import (
     Call,
     Comprehension,
@@ -213,11 +213,16 @@ class _Compiler:
 
             def counted(frame: Frame) -> Any:
                 args = [step(frame) for step in steps]
+                if node.function in QUADRATIC:
+                    frame.charge(call_cost(node.function, overload_id, args, None))
+                    return apply(*args)
                 result = apply(*args)
                 frame.charge(call_cost(node.function, overload_id, args, result))
                 return result
 
             return counted
+        if node.function in WHOLE_LISTS:
+            return _walking(steps, apply)
         if len(steps) == 1:
             (only,) = steps
             return lambda frame: apply(only(frame))
@@ -528,3 +533,12 @@ _SPECIAL: dict[str, Callable[[_Compiler, Call], Step]] = {
     "or": lambda compiler, node: compiler.or_value(node, unwrap=False),
     "orValue": lambda compiler, node: compiler.or_value(node, unwrap=True),
 }
+
+
+def _walking(steps: tuple[Step, ...], apply: Callable[..., Any]) -> Step:
+    def run(frame: Frame) -> Any:
+        args = [step(frame) for step in steps]
+        check_walk(args[0])
+        return apply(*args)
+
+    return run

@@ -12,6 +12,7 @@ from gpupolicy.adapters.cel.values import (
     Duration,
     MapValue,
     Optional,
+    check_room,
     compare,
     contains,
     equal,
@@ -124,6 +125,7 @@ def _flatten(values: Any, depth: int = 1) -> list[Any]:
     for _ in range(depth):
         if not any(type(value) is list for value in values):
             break
+        check_room(sum(len(value) if type(value) is list else 1 for value in values))
         values = [part for value in values for part in (value if type(value) is list else (value,))]
     return list(values)
 

@@ -20,6 +20,7 @@ from gpupolicy.adapters.cel.values import (
     MapValue,
     Timestamp,
     TypeValue,
+    check_room,
     compare,
     contains,
     no_overload,
@@ -374,15 +375,20 @@ def _identity(value: object) -> object:
     return value
 
 
+def _joined(left: Any, right: Any) -> Any:
+    check_room(len(left) + len(right))
+    return left + right
+
+
 IMPLEMENTATIONS: dict[str, Implementation] = {
-    "add_bytes": lambda a, b: a + b,
+    "add_bytes": _joined,
     "add_double": lambda a, b: a + b,
     "add_duration_duration": lambda a, b: _duration(a.nanoseconds + b.nanoseconds),
     "add_duration_timestamp": lambda a, b: _moved(b, a.nanoseconds),
     "add_timestamp_duration": lambda a, b: _moved(a, b.nanoseconds),
     "add_int64": lambda a, b: int64(a + b),
-    "add_list": lambda a, b: a + b,
-    "add_string": lambda a, b: a + b,
+    "add_list": _joined,
+    "add_string": _joined,
     "add_uint64": lambda a, b: uint64(int(a) + int(b)),
     "divide_double": _divide_double,
     "divide_int64": _divide_int,

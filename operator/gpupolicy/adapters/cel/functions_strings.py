@@ -16,6 +16,7 @@ from gpupolicy.adapters.cel.values import (
     MapValue,
     Timestamp,
     TypeValue,
+    check_room,
     type_name,
 )
 
@@ -60,6 +61,8 @@ def _last_index_of_offset(text: str, part: str, offset: int) -> int:
 
 
 def _replace(text: str, old: str, new: str, count: int = -1) -> str:
+    times = text.count(old) if count < 0 else min(text.count(old), count)
+    check_room(len(text) + times * (len(new) - len(old)))
     return text.replace(old, new, max(count, -1))
 
 
@@ -86,6 +89,7 @@ def _substring(text: str, start: int, end: int | None = None) -> str:
 def _join(parts: list[Any], separator: str = "") -> str:
     if any(type(part) is not str for part in parts):
         raise CelError("join: invalid input")
+    check_room(sum(map(len, parts)) + len(separator) * (len(parts) - 1))
     return separator.join(parts)
 
 
@@ -148,7 +152,7 @@ def _format(text: str, args: list[Any]) -> str:
             raise CelError(f"index {used} out of range")
         result.append(_clause(part[0], part[1], args[used]))
         used += 1
-    return "".join(result)
+    return _join(result)
 
 
 def _clause(letter: str, precision: int | None, value: Any) -> str:
@@ -186,7 +190,9 @@ def _floating(letter: str, precision: int | None, value: Any) -> str:
     if letter == "e" or not math.isfinite(value):
         # Printed by a localised printer whose form is not modelled.
         raise UncertainError("the scientific notation of a double")
-    return format(value, f",.{6 if precision is None else precision}f")
+    precision = 6 if precision is None else precision
+    check_room(precision)
+    return format(value, f",.{precision}f")
 
 
 def _text(value: Any) -> str:
@@ -216,7 +222,7 @@ def _text(value: Any) -> str:
 
 
 def _list_text(values: list[Any]) -> str:
-    return f"[{', '.join(_nested(value) for value in values)}]"
+    return f"[{_join([_nested(value) for value in values], ', ')}]"
 
 
 def _map_text(values: MapValue) -> str:
@@ -225,7 +231,7 @@ def _map_text(values: MapValue) -> str:
         if type(key) not in (str, bool, int, Uint):
             raise CelError(f"no formatting function for map key of type {type_name(key)}")
         pairs.append((_nested(key), _nested(value)))
-    return "{" + ", ".join(f"{key}:{value}" for key, value in sorted(pairs)) + "}"
+    return "{" + _join([f"{key}:{value}" for key, value in sorted(pairs)], ", ") + "}"
 
 
 def _nested(value: Any) -> str:

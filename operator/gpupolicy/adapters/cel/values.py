@@ -35,6 +35,7 @@ __all__ = [
     "TypeValue",
     "Unknown",
     "Url",
+    "check_room",
     "compare",
     "contains",
     "equal",
@@ -55,6 +56,19 @@ UINT64_MAX: Final = 2**64 - 1
 
 class CelError(Exception):
     """Evaluation of this part failed; `&&` and `||` may still make up for it."""
+
+
+_MAX_PARTS = 1_000_000
+
+
+def check_room(parts: int) -> None:
+    """Allow a string or list of so many characters, bytes or elements to be made.
+
+    Raises:
+        UncertainError: when that is more than any selector has use for; few bytes of expression can ask for terabytes.
+    """
+    if parts > _MAX_PARTS:
+        raise UncertainError(f"it makes something of {parts} parts, and here at most {_MAX_PARTS} are made")
 
 
 class AbortedError(Exception):
@@ -304,8 +318,12 @@ _KUBERNETES = frozenset(
 _STRICT = _KUBERNETES | {"net.IP", "net.CIDR"}
 
 
-def equal(left: Any, right: Any) -> bool:
-    """Return whether two values are equal.
+Seen = dict[tuple[int, int], bool]
+"""Pairs of containers that were compared already, by identity: parts may be shared, and doubling them is cheap."""
+
+
+def equal(left: Any, right: Any, seen: Seen | None = None) -> bool:
+    """Return whether two values are equal. `seen` is for containers comparing their parts.
 
     Raises:
         CelError: when the left one refuses to be compared with the right one.
@@ -319,7 +337,13 @@ def equal(left: Any, right: Any) -> bool:
         return other in _NUMBERS and _numbers(left, right) == 0
     container = _CONTAINER_EQUALITY.get(kind)
     if container is not None:
-        return isinstance(right, MapValue if kind is DefaultMap else kind) and container(left, right)
+        if not isinstance(right, MapValue if kind is DefaultMap else kind):
+            return False
+        seen = {} if seen is None else seen
+        pair = id(left), id(right)
+        if pair not in seen:
+            seen[pair] = container(left, right, seen)
+        return seen[pair]
     if _TYPE_NAMES[kind] in _STRICT:
         return _equal_objects(left, right)
     return kind is other and bool(left == right)
@@ -337,34 +361,36 @@ def _equal_objects(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def _not_different(left: Any, right: Any) -> bool:
+def _not_different(left: Any, right: Any, seen: Seen) -> bool:
     try:
-        return equal(left, right)
+        return equal(left, right, seen)
     except CelError:
         return True
 
 
-def _equal_lists(left: list[Any], right: list[Any]) -> bool:
-    return len(left) == len(right) and all(_not_different(a, b) for a, b in zip(left, right, strict=True))
+def _equal_lists(left: list[Any], right: list[Any], seen: Seen) -> bool:
+    return len(left) == len(right) and all(
+        _not_different(a, b, seen) for a, b in zip(left, right, strict=True)
+    )
 
 
-def _equal_maps(left: MapValue, right: MapValue) -> bool:
+def _equal_maps(left: MapValue, right: MapValue, seen: Seen) -> bool:
     if len(left) != len(right):
         return False
     for key, value in left.items():
         other = right.find(key)
-        if other is ABSENT or not _not_different(value, other):
+        if other is ABSENT or not _not_different(value, other, seen):
             return False
     return True
 
 
-def _equal_optionals(left: Optional, right: Optional) -> bool:
+def _equal_optionals(left: Optional, right: Optional, seen: Seen) -> bool:
     if not left.present or not right.present:
         return left.present == right.present
-    return equal(left.value, right.value)
+    return equal(left.value, right.value, seen)
 
 
-_CONTAINER_EQUALITY: dict[type, Callable[[Any, Any], bool]] = {
+_CONTAINER_EQUALITY: dict[type, Callable[[Any, Any, Seen], bool]] = {
     list: _equal_lists,
     MapValue: _equal_maps,
     DefaultMap: _equal_maps,
