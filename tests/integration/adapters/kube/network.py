@@ -5,7 +5,8 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 
-LIMITS_BYTES = (1_000, 6_000, 20_000, 60_000)
+LIMITS_BYTES = (1_000, 8_000, 12_000, 20_000, 40_000)
+"""Some break within the TLS handshake, some within a list or an event."""
 
 
 async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit_bytes: int) -> None:
@@ -35,7 +36,9 @@ async def unreliable(host: str, port: int, dice: random.Random) -> AsyncIterator
                 asyncio.ensure_future(pipe(onward_reader, writer, dice.choice(LIMITS_BYTES))),
             ]
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                # The end of the test cancels; that is an ordinary end of a connection.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for way in ways:
                     way.cancel()
