@@ -179,9 +179,10 @@ class LeaderElection:
                 timeout_seconds = max(left / 2, _RETRY_SECONDS / 2)
                 self._lease = await self._write(self._lease, taking=False, timeout_seconds=timeout_seconds)
             except errors.Conflict:
-                if not await self._still_ours(left):
+                held = await self._still_ours(left)
+                if held is False:
                     return
-                wait = _RETRY_SECONDS
+                wait = 0.0 if held else _RETRY_SECONDS
             except errors.ApiError as error:
                 logger.warning("The lease %s/%s was not renewed: %s", self._namespace, self._name, error)
                 wait = _RETRY_SECONDS
@@ -189,8 +190,11 @@ class LeaderElection:
                 self._held_since = started
                 wait = self._renew_seconds
 
-    async def _still_ours(self, timeout_seconds: float) -> bool:
-        """Look at the Lease after a conflict: our own write whose answer got lost, a label, or another leader."""
+    async def _still_ours(self, timeout_seconds: float) -> bool | None:
+        """Look at the Lease after a conflict: our own write whose answer got lost, a label, or another leader.
+
+        None means that it could not be read.
+        """
         try:
             lease = await self._kube.get(
                 resources.LEASES, self._name, self._namespace, timeout_seconds=timeout_seconds
@@ -198,7 +202,7 @@ class LeaderElection:
         except errors.NotFound:
             return False
         except errors.ApiError:
-            return True
+            return None
         self._lease = lease
         return (lease.get("spec") or {}).get("holderIdentity") == self._identity
 

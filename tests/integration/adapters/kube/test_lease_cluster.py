@@ -204,7 +204,7 @@ async def test_a_lease_that_is_deleted_is_lost_and_made_anew(candidates, client,
 
 async def test_a_label_on_the_lease_is_no_loss(candidates, client, namespace):
     """A conflict is looked into: the holder is still us."""
-    first = candidates("a")
+    first = candidates("a", duration_seconds=60)
     await until(lambda: candidates.leading == ["a"])
     for index in range(5):
         patched = await client.patch(

@@ -62,6 +62,32 @@ async def test_failing_renewals_are_tried_again_while_the_time_lasts(client, ren
     assert written[-1] == ""
 
 
+async def test_a_conflict_that_cannot_be_looked_into_is_no_loss(client, renewals, server, monkeypatch):
+    """Somebody labelled the Lease, say, and the server does not let us see it now: our time is not over."""
+    monkeypatch.setattr("gpupolicy.adapters.kube.lease._RETRY_SECONDS", 0.01)
+    left, written = renewals
+    usual = server.always
+
+    async def answer(request):
+        return await (status(403, "Forbidden") if request.method == "GET" and left else usual)(request)
+
+    server.always = answer
+    terms = []
+
+    async def lead():
+        terms.append(1)
+        left.extend([status(409, "Conflict")] * 5)
+        await until(lambda: not left)
+        renewed = len(written)
+        await until(lambda: len(written) > renewed)
+
+    async with asyncio.timeout(60):
+        await kube.LeaderElection(client, "n", "leader", "a", duration_seconds=600, renew_seconds=0.05).run(
+            lead
+        )
+    assert terms == [1]
+
+
 async def test_a_lease_that_cannot_be_given_back_is_no_failure(client, renewals, server):
     left, _ = renewals
     election = kube.LeaderElection(client, "n", "leader", "a")
