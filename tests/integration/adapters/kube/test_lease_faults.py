@@ -69,7 +69,7 @@ async def test_a_conflict_that_cannot_be_looked_into_is_no_loss(client, renewals
     usual = server.always
 
     async def answer(request):
-        return await (status(403, "Forbidden") if request.method == "GET" and left else usual)(request)
+        return await (status(403, "Forbidden") if request.method == "GET" and terms else usual)(request)
 
     server.always = answer
     terms = []
