@@ -8,12 +8,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BENCH ?=
 PYTEST_ARGS ?=
+# Tests wait for kubelets more than they compute, so three workers keep two cores busy. A file stays with one worker,
+# because its tests share nodes.
+PYTEST_WORKERS ?= 3
 
 .PHONY: help
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "Usage: make TARGET\n"} \
 	  /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@printf '\nVariables: GPUPOLICY_CACHE (built tools, default ~/.cache/gpupolicy), KUBE_BIN (ready-made Kubernetes\nbinaries instead of building), PYTEST_ARGS (e.g. "-k planner"), BENCH (one benchmark by name).\n'
+	@printf '\nVariables: GPUPOLICY_CACHE (built tools, default ~/.cache/gpupolicy), KUBE_BIN (ready-made Kubernetes\nbinaries instead of building), PYTEST_ARGS (e.g. "-k planner"), PYTEST_WORKERS, BENCH (one benchmark by name).\n'
 
 $(VENV)/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
@@ -39,7 +42,7 @@ demo-down: ## Stop the demo and remove everything that it made
 
 .PHONY: test
 test: venv lint kube ## Run all checks and all tests
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 .PHONY: unit
 unit: venv ## Run the tests that need neither the simulator nor a cluster
