@@ -28,7 +28,7 @@ def outcome(expression: str, device: Device | None = None) -> Outcome:
         ("true &&\n\n  )", 3, 3),
         ("'open", 1, 1),
         ("device.driver = 'x'", 1, 15),
-        ("tru", 1, 1),
+        ("undeclared", 1, 1),
         ("true && nope.x", 1, 9),
         ("device.nope", 1, 7),
         ("size(1, 2) == 1", 1, 5),

@@ -2,7 +2,7 @@
 
 The engine asks it where cel-expr-python has no wheel and where that one gives up on depth; clauses always come from
 here, because celpy knows where each part of an expression begins and ends. Its evaluator is not used: it differs
-from the API server's in too many places (`docs/design/selectors.md` counts them).
+from the API server's in too many places (`docs/design/20261130-selectors.md` counts them).
 
 celpy does not know the optional syntax. The question marks are blanked before it sees the text and put back into the
 tree by their places. Where its grammar is known to differ from the API server's, nothing is said (`UncertainError`).

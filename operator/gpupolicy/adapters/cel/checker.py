@@ -1,7 +1,7 @@
 """Type-check an expression as the API server does: names, overloads, types of literals, type of the result.
 
-Google's C++ checker would do most of it, but it knows neither two-variable macros nor `device` as a value of its own,
-so this one decides; the other is asked for a second opinion in the tests.
+Google's C++ checker would do most of it, but it knows neither two-variable macros nor `device` as a value of its own, and
+refuses calls on values of unknown type that upstream accepts.
 """
 
 from dataclasses import dataclass
