@@ -195,7 +195,13 @@ class Stack:
             return Simulator(self.cluster.find_node(node).plugins_dir / "gpu.gpupolicy.dev/simulator")
         return Simulator(self.cluster.run.directory / "gpusim" / node)
 
-    def start_agent(self, node: Node, *arguments: str, toolkit: bool = False) -> Daemon:
+    def start_agent(
+        self,
+        node: Node,
+        *arguments: str,
+        toolkit: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> Daemon:
         """Start the agent of a node, with a token that is bound to it.
 
         Args:
@@ -203,6 +209,7 @@ class Stack:
             arguments: further options of the agent.
             toolkit: whether it asks NVIDIA's container toolkit for the driver's files. The toolkit reads /proc at
                 absolute paths, so the agent then runs where the simulated files stand at those.
+            environment: further variables of its process.
         """
         access = self.cluster.service_account_kubeconfig(
             NAMESPACE, "gpupolicy-agent", node=node.name, expiration_seconds=24 * 3600
@@ -240,7 +247,11 @@ class Stack:
         daemon = self.cluster.daemon(
             f"{node.name}-agent",
             [str(word) for word in command],
-            environment={"PYTHONPATH": str(ROOT / "operator"), "GPUSIM_DIR": str(simulator.directory)},
+            environment={
+                "PYTHONPATH": str(ROOT / "operator"),
+                "GPUSIM_DIR": str(simulator.directory),
+                **(environment or {}),
+            },
         )
         daemon.start()
         return daemon

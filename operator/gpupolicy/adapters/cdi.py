@@ -5,8 +5,7 @@ This module writes one file per prepared claim, removes it, lists its own, and r
 and what it writes pass the same checks; a field that it does not know is an error, since a dropped field is a
 container without its device.
 
-It blocks: a file on tmpfs takes some 50 microseconds, so the agent may call it on the loop when the
-directory is /var/run/cdi, and uses a thread otherwise.
+It blocks: call it in a thread.
 """
 
 import json

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -319,6 +320,8 @@ class Agent:
 
 async def serve(options: Options) -> None:
     """Run an agent until SIGTERM or SIGINT."""
+    # CDI files are written there, which takes microseconds; each thread costs the memory of its stack for ever.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2, thread_name_prefix="files"))
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
