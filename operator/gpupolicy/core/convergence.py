@@ -110,9 +110,17 @@ def decide_card(
     )
     if around.offers_nothing:
         published = replace(published, offered=())
+    if isinstance(plan, Refusal) and plan.reason is Reason.OWNERSHIP_CONFLICT:
+        # Without a readable record nothing is ours, and to call it foreign would advise to delete what pods may use.
+        plan = _ledger_damage(around) or plan
     if not isinstance(plan, CardPlan) or around.hands_off is not None:
         return CardDecision(gpu, assignment, plan, published)
     return CardDecision(gpu, assignment, plan, published, steps_of(plan), plan.adopt)
+
+
+def _ledger_damage(around: Circumstances) -> Refusal | None:
+    hands_off = around.hands_off
+    return hands_off if hands_off is not None and hands_off.reason is Reason.LEDGER_CORRUPT else None
 
 
 def wanted_layout(assignment: GpuAssignment) -> Layout | Refusal:

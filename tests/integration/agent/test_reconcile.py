@@ -404,6 +404,20 @@ async def test_a_card_with_a_damaged_record_is_left_alone(node: AgentNode) -> No
     assert node.card(0).reason != "Applied"
 
 
+async def test_instances_whose_record_is_damaged_are_kept_and_not_called_foreign(node: AgentNode) -> None:
+    """The remedy of a conflict is to delete them, and pods may be using them."""
+    node.want_all(*INFER)
+    await node.until_applied(0, 1)
+    uuid, before = node.simulator.gpu(0)["uuid"], node.layout(0)
+    node.state.gpus.pop(uuid)
+    node.around = Surroundings(damaged={uuid: "its record is damaged"})
+    node.want_all(*SEVEN, revision="r2")
+    await node.until_applied(1, revision="r2")
+    await node.until(lambda: node.card(0).reason == "LedgerCorrupt")
+    assert "its record is damaged" in (node.card(0).message or "")
+    assert node.layout(0) == before
+
+
 async def test_a_ledger_that_cannot_be_written_stops_changes_and_is_told(
     node: AgentNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

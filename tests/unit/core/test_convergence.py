@@ -154,6 +154,24 @@ def test_hands_off_means_no_step_but_still_a_plan() -> None:
     assert decide(gpu, spec(("3g.40gb", 1), adopt=True), around).adopted == ()
 
 
+@pytest.mark.parametrize(
+    ("hands_off", "told"),
+    [
+        pytest.param(Refusal(Reason.LEDGER_CORRUPT, "torn"), Reason.LEDGER_CORRUPT, id="damaged-record"),
+        pytest.param(Refusal(Reason.NVML_UNAVAILABLE, "away"), Reason.OWNERSHIP_CONFLICT, id="else"),
+    ],
+)
+def test_instances_of_a_card_without_a_readable_record_are_not_called_foreign(
+    hands_off: Refusal, told: Reason
+) -> None:
+    # Nothing proves whose they are; the remedy of a conflict is to delete them, and pods may be using them.
+    gpu = card(instance("3g.40gb@4", ownership=Ownership.FOREIGN))
+    decision = decide(gpu, spec(*PAIR), replace(AROUND, hands_off=hands_off))
+    assert decision.waiting is not None
+    assert decision.waiting.reason is told
+    assert decision.steps == ()
+
+
 def test_nothing_is_offered_beside_a_device_plugin() -> None:
     around = replace(AROUND, offers_nothing=True, hands_off=Refusal(Reason.OWNERSHIP_CONFLICT, "plugin"))
     decision = decide(card(enabled=False), spec(), around)

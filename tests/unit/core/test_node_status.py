@@ -92,7 +92,7 @@ def test_an_applied_node_is_ready() -> None:
             card(instance("1g.10gb@0", ownership=Ownership.FOREIGN)),
             {},
             Reason.OWNERSHIP_CONFLICT,
-            "adopt",
+            "nvidia-smi mig -dci",
             id="foreign",
         ),
     ],
