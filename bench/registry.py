@@ -14,7 +14,7 @@ from bench.result import Result
 if TYPE_CHECKING:
     from bench.world import World
 
-_MODULES: Final = ("plan", "cel", "policy_to_class", "policy_to_slices", "claims", "agent_idle")
+_MODULES: Final = ("plan", "cel", "policy_to_class", "policy_to_slices", "claims", "agent_idle", "images")
 
 
 @dataclass(slots=True)
