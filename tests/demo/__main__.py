@@ -1,8 +1,8 @@
 """`python -m tests.demo up|down|status`: what `make demo` and `make demo-down` run.
 
-`up` builds what is missing, starts a real control plane and eight real nodes of eight simulated H100s, installs the
-chart, starts the controller and the agents, applies `examples/` and shows what came of it. Everything stays until
-`down`. A second `up` while it runs shows the state again.
+`up` builds what is missing, starts a real control plane and eight real nodes, installs the chart in its simulator mode,
+so that controller and agents run as pods with eight simulated H100s on each node, applies `examples/` and shows what
+came of it. Everything stays until `down`. A second `up` while it runs shows the state again.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.cluster import build
 from tests.cluster.cluster import Cluster
 from tests.paths import ROOT
-from tests.stack import GpuNodeOptions, Stack
+from tests.stack import NAMESPACE, GpuNodeOptions, Stack
 
 POLICIES = ("train", "infer", "short")
 WORKLOADS = ("train-job", "infer-deployment", "short-claim")
@@ -54,7 +54,7 @@ def up() -> None:
     """Bring the demo up, or show it if it runs."""
     progress = Progress()
     try:
-        stack = Stack(Cluster.load(state_directory()))
+        stack = Stack(Cluster.load(state_directory()), pods=True)
         progress.say("the demo runs already; `make demo-down` stops it")
     except LookupError:
         stack = start(progress)
@@ -68,21 +68,22 @@ def start(progress: Progress) -> Stack:
     progress.say("starting the control plane")
     cluster = Cluster.start(state_directory(), detached=True)
     try:
-        fill(Stack(cluster), progress)
+        fill(Stack(cluster, pods=True), progress)
     except BaseException:
         progress.say("it failed; stopping what was started")
         cluster.stop()
         raise
-    return Stack(cluster)
+    return Stack(cluster, pods=True)
 
 
 def fill(stack: Stack, progress: Progress) -> None:
     """Put nodes, GpuPolicy, policies and workloads on an empty cluster."""
-    progress.say("installing the chart with Helm: kinds, roles, the fence around agents")
-    stack.install()
-    stack.start_controller()
-    progress.say("starting eight nodes of eight simulated H100s, and their agents")
+    progress.say("starting eight nodes, and loading our images on them")
     stack.add_nodes(*nodes())
+    progress.say(
+        "installing the chart with Helm: kinds, roles, controller, and agents with eight simulated H100s each"
+    )
+    stack.install_pods(seconds=180)
     stack.wait(lambda: len(stack.get("gpunodes")) == len(nodes()), "eight GpuNodes", 120)
     progress.say("applying examples/train.yaml, infer.yaml, short.yaml")
     stack.apply(*(ROOT / f"examples/{name}.yaml" for name in POLICIES))
@@ -97,6 +98,7 @@ def fill(stack: Stack, progress: Progress) -> None:
 
 def present(stack: Stack) -> None:
     """Show what stands, what a pod sees, and how to go on."""
+    show(stack, "get", "pods", "-n", NAMESPACE, "-o", "wide")
     show(stack, "get", "gpupolicies")
     show(stack, "get", "gpunodes")
     show(stack, "get", "deviceclasses")
@@ -129,7 +131,7 @@ def down() -> None:
 
 def status() -> None:
     """Show the running demo."""
-    present(Stack(Cluster.load(state_directory())))
+    present(Stack(Cluster.load(state_directory()), pods=True))
 
 
 def main() -> int:
