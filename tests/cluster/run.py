@@ -279,7 +279,14 @@ class Run:
         raise RuntimeError(f"all networks of {_NETWORKS} are in use; stop other test clusters")
 
     def remove_directory(self) -> None:
-        """Remove the run's directory; the state file goes last, so that a kill half-way leaves a trace."""
+        """Remove the run's directory; the state file goes last, so that a kill half-way leaves a trace.
+
+        Another program that starts at the same moment may take the run for dead and remove it with us.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self._remove_files()
+
+    def _remove_files(self) -> None:
         for path in self.directory.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

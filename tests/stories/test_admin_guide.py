@@ -64,7 +64,6 @@ def test_reasons_that_the_guide_names_exist() -> None:
         "DoubleAdvertised",
         "WaitingForClaims",
         "NoMatchingDevices",
-        "NotImplemented",
     ):
         assert f"`{reason}`" in reasons
         assert reason in GUIDE

@@ -24,7 +24,7 @@ from typing import Final, Literal
 from gpupolicy.adapters import kube
 from gpupolicy.api.conditions import ConditionType, Reason
 from gpupolicy.api.node import GpuAssignment
-from gpupolicy.controller import apply, events, expressions, judging, reporting
+from gpupolicy.controller import access, apply, events, expressions, judging, reporting
 from gpupolicy.controller.planning import PlannedNode, Planning
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.world import World
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 STALE_AFTER_SECONDS: Final = 600.0
 """After this long without a word from an agent, what it said is no longer taken for true."""
+
+_ACCESS_SECONDS: Final = 30.0
+"""How soon to look again for a namespace that a quota is for."""
 
 _JUDGING_SECONDS: Final = 0.05
 """How soon to look again while other policies have not been judged after a start."""
@@ -90,6 +93,7 @@ class Reconciler:
         self._told: dict[str, PlannedNode] = {}
         """The plans that the policies concerned were asked to report."""
         self._dropped: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._access = access.AccessWriter(client)
 
     async def run(self, key: Key) -> None:
         """Run one key.
@@ -120,7 +124,8 @@ class Reconciler:
         entry = self._world.policies.get(name)
         cases = self._planning.cases
         if entry is None:
-            if cases.pop(name, None) is not None:
+            if (gone := cases.pop(name, None)) is not None:
+                self._access.forget(gone.entry.uid)
                 self._add_nodes()
                 self._queue.add(NAMES_KEY)
             self._queue.forget(policy_key(name))
@@ -145,6 +150,7 @@ class Reconciler:
         if case.acts:
             try:
                 posts = await self._apply_classes(case)
+                case = await self._grant_access(case)
             except (kube.Invalid, kube.Forbidden) as error:
                 # Asking again will not help until somebody does something, so it is told to somebody.
                 failure = error
@@ -156,6 +162,14 @@ class Reconciler:
         await self._post(posts)
         if failure is not None:
             raise failure
+
+    async def _grant_access(self, case: judging.Case) -> judging.Case:
+        """Bring in line who may use the classes; return the case, refused if that cannot be."""
+        problem = await self._access.write(case.entry, case.wishes)
+        if problem is None:
+            return case
+        self._queue.add(policy_key(case.entry.name), after_seconds=_ACCESS_SECONDS)
+        return judging.with_refusal(case, problem)
 
     async def _apply_classes(self, case: judging.Case) -> list[events.Event]:
         """Bring the classes of a policy that acts in line; return what to tell."""

@@ -51,14 +51,6 @@ def _nodes(spec: GpuPolicySpec) -> str | None:
     return None if count == 1 else str(count)
 
 
-def _access(spec: GpuPolicySpec) -> str | None:
-    access = spec.access
-    if access is None:
-        return None
-    parts = ["namespaces"] * (access.namespaces is not None) + ["quotas"] * bool(access.quotas)
-    return ", ".join(parts) or "{}"
-
-
 UNSERVED: Final = (
     Unserved("spec.sharing.strategy", _strategy, "use Exclusive or MIG"),
     Unserved("spec.sharing.mig.mode", _mig_mode, "use Static with a layout"),
@@ -73,7 +65,6 @@ UNSERVED: Final = (
         _nodes,
         "remove it; changes touch idle devices only and take no node out of service",
     ),
-    Unserved("spec.access", _access, "remove it, and use ResourceQuotas of your own"),
     Unserved(
         "spec.onDelete",
         lambda spec: None if spec.on_delete is OnDelete.RETAIN else spec.on_delete,

@@ -40,13 +40,6 @@ UNSERVED: list[Any] = [
         id="window",
     ),
     pytest.param({"rollout": {"maxUnavailableNodes": 3}}, ["maxUnavailableNodes: 3"], id="several-nodes"),
-    pytest.param(
-        {"access": {"quotas": [{"namespace": "a", "deviceClassName": "c", "devices": 1}]}},
-        ["spec.access: quotas"],
-        id="quotas",
-    ),
-    pytest.param({"access": {"namespaces": {}}}, ["spec.access: namespaces"], id="namespaces"),
-    pytest.param({"access": {}}, ["spec.access: {}"], id="empty-access"),
     pytest.param({"onDelete": "Restore"}, ["spec.onDelete: Restore", "use Retain"], id="restore"),
     pytest.param({"adopt": True}, ["spec.adopt: true", "nvidia-smi mig"], id="adopt"),
 ]

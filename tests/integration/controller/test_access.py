@@ -1,0 +1,206 @@
+"""`spec.access` on a real API server: who may claim, how many, and what becomes of it (R40, R42)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.control_plane import KubectlError
+from tests.integration.controller.conftest import World
+from tests.stories import objects
+
+pytestmark = pytest.mark.cluster
+
+OFFER = {"deviceClassName": "guarded", "extendedResourceName": "example.com/guarded"}
+GUARD = "gpupolicy-access-guarded"
+
+
+@pytest.fixture
+def guarded(world: World) -> Iterator[World]:
+    """A policy that namespaces of one team may use, and a namespace of each kind."""
+    world.add_node("gpu-01", gpu_pool="a")
+    world.start_controller()
+    for name, team in (("serving", "serving"), ("stranger", "other")):
+        if world.admin.call("GET", f"/api/v1/namespaces/{name}").status != 200:
+            world.admin.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": {"team": team}}})
+    account = "/api/v1/namespaces/{}/serviceaccounts/default"
+    for name in ("serving", "stranger"):
+        path = account.format(name)
+        world.wait(path, lambda path=path: world.admin.call("GET", path).status == 200)
+    yield world
+    world.cluster.kubectl("delete", "resourcequotas", "--all", "-n", "serving", "--ignore-not-found")
+
+
+def apply(world: World, access: dict[str, Any] | None) -> None:
+    """Apply the policy with this access, and wait until the controller has acted on it."""
+    spec = {"nodeSelector": {"matchLabels": {"gpu-pool": "a"}}, "offers": [OFFER]}
+    world.policy("guarded", {**spec, **({"access": access} if access is not None else {})})
+
+    def seen() -> bool:
+        found = world.condition("guarded", "Accepted")
+        body = world.admin.get("/apis/gpupolicy.dev/v1alpha1/gpupolicies/guarded")
+        return bool(found["observedGeneration"] == body["metadata"]["generation"])
+
+    world.wait("the policy to be judged", seen)
+
+
+def create(world: World, body: dict[str, Any]) -> str:
+    """Create an object with the API server's admission, without keeping it; return what was refused."""
+    try:
+        world.cluster.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
+    except KubectlError as error:
+        return error.stderr
+    return ""
+
+
+def claim(name: str, namespace: str, device_class: str) -> dict[str, Any]:
+    """A claim of its own, with the class as second choice."""
+    choices = [
+        {"name": "best", "deviceClassName": "other"},
+        {"name": "next", "deviceClassName": device_class},
+    ]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"devices": {"requests": [{"name": "gpu", "firstAvailable": choices}]}},
+    }
+
+
+def init_pod(namespace: str) -> dict[str, Any]:
+    """A pod whose init container alone asks."""
+    body = objects.pod("init", namespace)
+    container = {**body["spec"]["containers"][0], "name": "first"}
+    container["resources"] = {"limits": {"example.com/guarded": "1"}}
+    body["spec"]["initContainers"] = [container]
+    return body
+
+
+WAYS = {
+    "template": lambda ns: objects.template("t", ns, "guarded"),
+    "second-choice": lambda ns: claim("c", ns, "guarded"),
+    "extended-name": lambda ns: objects.pod("p", ns, limits={"example.com/guarded": 1}),
+    "implicit-name": lambda ns: objects.pod(
+        "p", ns, limits={"deviceclass.resource.kubernetes.io/guarded": 1}
+    ),
+    "init-container": init_pod,
+}
+HARMLESS = {
+    "other-class": lambda ns: objects.template("t", ns, "other"),
+    "plain-pod": lambda ns: objects.pod("p", ns),
+    "other-name": lambda ns: objects.pod("p", ns, limits={"example.com/other": 1}),
+}
+
+
+def test_r42_others_are_refused_by_every_name_and_told_whom_to_ask(guarded: World) -> None:
+    """The selected namespace is let in, and whoever asks for something else is not looked at."""
+    apply(guarded, {"namespaces": {"matchLabels": {"team": "serving"}}})
+    guarded.wait("the fence", lambda: create(guarded, WAYS["template"]("stranger")))
+    for way, body in WAYS.items():
+        refused = create(guarded, body("stranger"))
+        assert "ask the admin of GpuPolicy guarded to admit namespace stranger" in refused, way
+        assert "team=serving" in refused, way
+        assert create(guarded, body("serving")) == "", way
+    for way, body in HARMLESS.items():
+        assert create(guarded, body("stranger")) == "", way
+
+
+SELECTORS: list[Any] = [
+    pytest.param({"key": "team", "operator": "In", "values": ["other", "x"]}, True, id="in"),
+    pytest.param({"key": "team", "operator": "In", "values": ["serving"]}, False, id="not-in-values"),
+    pytest.param({"key": "team", "operator": "NotIn", "values": ["serving"]}, True, id="notin"),
+    pytest.param({"key": "absent", "operator": "NotIn", "values": ["x"]}, True, id="notin-absent"),
+    pytest.param({"key": "team", "operator": "Exists"}, True, id="exists"),
+    pytest.param({"key": "absent", "operator": "Exists"}, False, id="exists-absent"),
+    pytest.param({"key": "absent", "operator": "DoesNotExist"}, True, id="absent"),
+    pytest.param({"key": "team", "operator": "DoesNotExist"}, False, id="present"),
+]
+
+
+def test_a_selector_means_what_it_means_everywhere(guarded: World) -> None:
+    """Every operator, with the label there and not, on the namespace `stranger` of team `other`."""
+    for case in SELECTORS:
+        requirement, admitted = case.values
+        apply(guarded, {"namespaces": {"matchExpressions": [requirement]}})
+        guarded.wait(
+            f"{case.id}: admitted is {admitted}",
+            lambda admitted=admitted: (create(guarded, WAYS["template"]("stranger")) == "") is admitted,
+        )
+
+
+def test_r40_quotas_have_the_keys_that_count_and_go_when_they_are_not_wanted(guarded: World) -> None:
+    """A pod over the limit is refused at once; without access nothing of it stays."""
+    quotas = [{"namespace": "serving", "deviceClassName": "guarded", "devices": 1}]
+    apply(guarded, {"namespaces": {"matchLabels": {"team": "serving"}}, "quotas": quotas})
+    path = f"/api/v1/namespaces/serving/resourcequotas/{GUARD}"
+    guarded.wait("the quota", lambda: guarded.admin.get(path)["status"]["hard"])
+    assert guarded.admin.get(path)["spec"]["hard"] == {
+        "guarded.deviceclass.resource.k8s.io/devices": "1",
+        "requests.example.com/guarded": "1",
+    }
+    one, two = (objects.pod("p", "serving", limits={"example.com/guarded": count}) for count in (1, 2))
+    # Admission learns of what was written with a delay, also of what a test before left behind.
+    guarded.wait("one card to be admitted", lambda: create(guarded, one) == "")
+    guarded.wait("two to be too many", lambda: "exceeded quota" in create(guarded, two))
+
+    apply(guarded, None)
+    guarded.wait("the quota to go", lambda: guarded.admin.call("GET", path).status == 404)
+    for kind in ("validatingadmissionpolicies", "validatingadmissionpolicybindings"):
+        guard = f"/apis/admissionregistration.k8s.io/v1/{kind}/{GUARD}"
+        guarded.wait(f"{kind} to go", lambda guard=guard: guarded.admin.call("GET", guard).status == 404)
+    guarded.wait("the stranger to be admitted", lambda: create(guarded, WAYS["template"]("stranger")) == "")
+
+
+REFUSED: list[Any] = [
+    pytest.param(
+        {"quotas": [{"namespace": "serving", "deviceClassName": "nobodys", "devices": 1}]},
+        "the policy offers no class nobodys; it offers guarded",
+        id="class-of-nobody",
+    ),
+    pytest.param(
+        {"quotas": [{"namespace": "nowhere", "deviceClassName": "guarded", "devices": 1}]},
+        "there is no namespace nowhere",
+        id="no-namespace",
+    ),
+    pytest.param(
+        {"namespaces": {"matchExpressions": [{"key": "team", "operator": "In"}]}},
+        "In on team needs values",
+        id="no-values",
+    ),
+]
+
+
+def test_what_cannot_be_is_said_in_the_status(guarded: World) -> None:
+    """Field, value and remedy; the class itself is there."""
+    for case in REFUSED:
+        access, words = case.values
+        apply(guarded, access)
+        guarded.wait(
+            case.id, lambda words=words: words in guarded.condition("guarded", "Accepted")["message"]
+        )
+        assert guarded.condition("guarded", "Accepted")["reason"] == "InvalidPolicy"
+    assert "guarded" in guarded.classes()
+
+
+def test_an_object_of_somebody_else_is_left_alone(guarded: World) -> None:
+    """The name is no proof: without our policy as owner nothing is deleted."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {
+            "name": GUARD,
+            "namespace": "serving",
+            "labels": {"app.kubernetes.io/managed-by": "gpupolicy", "gpupolicy.dev/policy": "guarded"},
+        },
+        "spec": {"hard": {"pods": "5"}},
+    }
+    guarded.cluster.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    apply(guarded, None)
+    guarded.wait("the class", lambda: "guarded" in guarded.classes())
+    apply(guarded, {"quotas": []})
+    assert guarded.admin.get(f"/api/v1/namespaces/serving/resourcequotas/{GUARD}")["spec"]["hard"] == {
+        "pods": "5"
+    }
