@@ -19,6 +19,8 @@ from tests.stack import NAMESPACE, GpuNodeOptions, Stack
 POLICIES = ("train", "infer", "short")
 WORKLOADS = ("train-job", "infer-deployment", "short-claim")
 PODS = 8
+ALLOCATED = (15, 15)
+"""Eight cards, six slices and one card; policies and nodes have to agree on it."""
 
 
 def state_directory() -> Path:
@@ -91,9 +93,16 @@ def fill(stack: Stack, progress: Progress) -> None:
     progress.say("starting their workloads")
     stack.apply(*(ROOT / f"examples/{name}.yaml" for name in WORKLOADS))
     stack.wait_pods("default", PODS, seconds=120)
-    # The counts follow the claims within a moment.
-    stack.wait(lambda: stack.policy_row("train")[5] == "8", "the allocated cards counted", 30)
+    # The counts follow the claims within seconds.
+    stack.wait(lambda: counted(stack) == ALLOCATED, "every allocated device counted", 60)
     progress.say("done")
+
+
+def counted(stack: Stack) -> tuple[int, int]:
+    """Return the allocated devices as the policies and as the nodes count them."""
+    policies = sum(int(stack.policy_row(name)[5]) for name in POLICIES)
+    nodes_say = sum(node.get("status", {}).get("allocated", 0) for node in stack.get("gpunodes"))
+    return policies, nodes_say
 
 
 def present(stack: Stack) -> None:
