@@ -20,7 +20,7 @@ DRIVER = "gpu.gpupolicy.dev"
 def shown() -> Iterator[Stack]:
     """Eight nodes of eight cards with the documented policies and workloads."""
     with Cluster.start() as cluster:
-        stack = Stack(cluster)
+        stack = Stack(cluster, pods=True)
         demo.fill(stack, demo.Progress())
         yield stack
 
