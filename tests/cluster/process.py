@@ -88,7 +88,8 @@ class ProcessIdentity:
         except ProcessLookupError:
             return True
         try:
-            if not self.alive:
+            # A zombie may have threads that still hold its ports; the descriptor is ready when they are gone too.
+            if self.boot != boot_id() or _start_ticks(self.pid, zombie=True) != self.start_ticks:
                 return True
             ready, _, _ = select.select([descriptor], [], [], timeout_seconds)
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,6 +153,24 @@ def test_data_survive_an_api_server_that_was_killed(cluster: Cluster) -> None:
     assert cluster.control_plane.url == url
     assert admin.get(f"{path}/kept")["data"] == {"key": "value"}
     admin.delete(f"{path}/kept")
+
+
+def test_a_killed_api_server_has_let_go_of_its_port(cluster: Cluster) -> None:
+    """Its threads may outlive the first of them by a moment, and with them its port."""
+    control_plane = cluster.control_plane
+    address = ("127.0.0.1", int(control_plane.url.rpartition(":")[2]))
+    for _ in range(3):
+        control_plane.api_server.kill()
+        try:
+            # As the next API server will do it: connections that linger are no hindrance, a listener is.
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        finally:
+            # Where the port is held, the next one needs a moment as well.
+            time.sleep(0.3)
+            control_plane.api_server.start()
+            control_plane.wait_ready()
 
 
 def test_a_paused_api_server_answers_again_once_resumed(cluster: Cluster) -> None:
