@@ -296,8 +296,9 @@ class Agent:
         if not status.registered:
             text = status.problem or "the kubelet has not accepted the driver's registration yet"
             troubles.append(Refusal(Reason.PLUGIN_NOT_REGISTERED, text))
-        if self._recovery_problem:
-            troubles.append(Refusal(Reason.CDI_UNAVAILABLE, self._recovery_problem))
+        disk = self._recovery_problem or self.claims.disk_problem
+        if disk:
+            troubles.append(Refusal(Reason.CDI_UNAVAILABLE, disk))
         for uid, file in sorted(self.claims.damaged.items()):
             text = f"the record of claim {uid} is damaged ({file.path}: {file.detail}); it is kept, and its devices too"
             troubles.append(Refusal(Reason.LEDGER_CORRUPT, text))

@@ -96,6 +96,17 @@ class ClaimHandler:
         self._busy = busy
         self._between = between
         self._damaged: dict[str, ledger.DamagedFile] = {}
+        self._disk_problem = ""
+
+    @property
+    def disk_problem(self) -> str:
+        """Why the last prepare could not write its files; empty once one could. The node is not ready meanwhile."""
+        return self._disk_problem
+
+    def _tell_disk(self, problem: str) -> None:
+        if problem != self._disk_problem:
+            self._disk_problem = problem
+            self._state.reconcile.set()
 
     @property
     def damaged(self) -> Mapping[str, ledger.DamagedFile]:
@@ -200,8 +211,12 @@ class ClaimHandler:
             )
         except (_RefusedError, kube.KubeError, cdi.SpecError, devicefiles.DeviceFilesError) as error:
             return _told(ref, str(error))
-        except (files.FileError, ledger.DamagedRecordError) as error:
+        except files.FileError as error:
+            self._tell_disk(str(error))
             return _told(ref, str(error))
+        except ledger.DamagedRecordError as error:
+            return _told(ref, str(error))
+        self._tell_disk("")
         return wire.PreparedClaim(
             devices=tuple(
                 wire.PreparedDevice(

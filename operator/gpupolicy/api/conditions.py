@@ -88,7 +88,7 @@ class Reason(StrEnum):
     LEDGER_CORRUPT = "LedgerCorrupt"
     """A record of what was done on this node cannot be read; it was kept aside and what it guards is refused."""
     CDI_UNAVAILABLE = "CdiUnavailable"
-    """The CDI directory cannot be written."""
+    """The files of a claim (CDI spec or record) cannot be written; pods wait until they can."""
     PLUGIN_NOT_REGISTERED = "PluginNotRegistered"
     """The kubelet has not accepted the driver's registration."""
     FIELDS_DROPPED = "FieldsDropped"

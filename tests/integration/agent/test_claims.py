@@ -318,8 +318,10 @@ async def test_a_cdi_directory_that_is_gone_is_an_error_and_heals(node: Node) ->
     answer = await node.prepare("u1")
     assert isinstance(answer, ClaimError)
     assert str(node.cdi) in answer.message
+    assert str(node.cdi) in node.handler.disk_problem, "the node's status says so too"
     node.cdi.mkdir()
     assert isinstance(await node.prepare("u1"), PreparedClaim)
+    assert node.handler.disk_problem == ""
 
 
 async def test_claims_of_another_boot_are_forgotten(tmp_path: Path) -> None:
