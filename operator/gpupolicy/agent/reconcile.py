@@ -369,9 +369,8 @@ class Reconciler:
         named: Collection[str] = (),
     ) -> CardDecision:
         damage = (around.damaged or {}).get(gpu.uuid)
-        if damage is not None:
-            circumstances = replace(circumstances, hands_off=Refusal(Reason.LEDGER_CORRUPT, damage))
-        return decide_card(gpu, spec, circumstances, named=named)
+        unproven = None if damage is None else Refusal(Reason.LEDGER_CORRUPT, damage)
+        return decide_card(gpu, spec, circumstances, named=named, unproven=unproven)
 
     def _remember_devices(self, decisions: Mapping[str, CardDecision], existing: set[str]) -> None:
         """Bring `state.devices` up to date, except for cards that are being changed."""

@@ -83,7 +83,12 @@ class CardDecision:
 
 
 def decide_card(
-    gpu: Gpu, spec: GpuNodeSpec, around: Circumstances, *, named: Collection[str] = ()
+    gpu: Gpu,
+    spec: GpuNodeSpec,
+    around: Circumstances,
+    *,
+    named: Collection[str] = (),
+    unproven: Refusal | None = None,
 ) -> CardDecision:
     """Decide on one card.
 
@@ -92,14 +97,19 @@ def decide_card(
         spec: what the node's cards are to be.
         around: what holds for the node.
         named: devices that claims name, whether they stand or not; where there is a choice those are made.
+        unproven: why nothing proves what on this card is ours. It is left alone then, also where `adopt` allows to
+            take over what is foreign.
     """
     assignment = next((a for a in spec.gpus if a.uuid == gpu.uuid), None)
     if assignment is None:
-        return _decide_unassigned(gpu, next((r for r in spec.releases if r.uuid == gpu.uuid), None), around)
+        release = next((r for r in spec.releases if r.uuid == gpu.uuid), None)
+        return _decide_unassigned(gpu, release if unproven is None else None, around)
     layout = wanted_layout(assignment)
     plan: CardPlan | Refusal
     if isinstance(layout, Refusal):
         plan = layout
+    elif unproven is not None:
+        plan = unproven
     else:
         plan = plan_card(gpu, layout, adopt=assignment.adopt, prefer=places_named(gpu, named))
     to_publish = plan

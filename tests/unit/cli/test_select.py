@@ -112,6 +112,14 @@ def test_documents(devices: str, output: str, capsys: pytest.CaptureFixture[str]
     }
 
 
+def test_every_script_can_be_read_back(devices: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for output in ("json", "yaml"):
+        select('device.driver == "géräte/机"', "-f", devices, "-o", output)
+        out = capsys.readouterr().out
+        assert "géräte/机" in out
+        assert yaml.safe_load(out)["expression"] == 'device.driver == "géräte/机"'
+
+
 def test_place_of_a_fault(devices: str, capsys: pytest.CaptureFixture[str]) -> None:
     select("true &&\n  device.nope", "-f", devices, "-o", "json", "--new")
     new = json.loads(capsys.readouterr().out)["new"]

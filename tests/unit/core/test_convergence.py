@@ -208,3 +208,20 @@ def test_places_that_claims_name_are_made_where_there_is_a_choice(start: int) ->
     decision = decide(card(), spec(("2g.20gb", 1)), named={f"mig-0-14-{start}", "mig-7-14-0"})
     made = [s.placement for s in decision.steps if isinstance(s, CreateInstance)]
     assert made == [Placement(start, 2)]
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_card_whose_record_is_damaged_is_left_alone(adopt: bool) -> None:
+    unproven = Refusal(Reason.LEDGER_CORRUPT, "its record is torn")
+    foreign = card(instance("3g.40gb@4", ownership=Ownership.FOREIGN))
+    decision = decide(foreign, spec(*PAIR, adopt=adopt), unproven=unproven)
+    assert decision.plan == unproven
+    assert not decision.needs_change
+    assert offered(decision) == {}
+    whole = decide(card(enabled=False), spec(adopt=adopt), unproven=unproven)
+    assert offered(whole) == {"gpu-0": ()}, "where nothing stands, nothing has to be proven"
+    assert decide(card(enabled=False), spec(*PAIR, adopt=adopt), unproven=unproven).steps == ()
+    released = decide(
+        card(instance("1g.10gb@6")), GpuNodeSpec(releases=[GpuRelease(uuid="GPU-0")]), unproven=unproven
+    )
+    assert not released.needs_change

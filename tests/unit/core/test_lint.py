@@ -107,6 +107,14 @@ def test_many_values_are_cut_short() -> None:
     assert finding.message.endswith(", ...")
 
 
+def test_values_of_another_drivers_attributes_are_not_ours() -> None:
+    """An attribute without a domain belongs to the driver that publishes it."""
+    other = Device("other.com", {"productName": {"string": "not a GPU"}}, name="other")
+    (finding,) = findings(f'{GUARD} && {ATTRIBUTES}.productName == "NVIDIA A100"', [*DEVICES, other])
+    assert 'productName: "NVIDIA H100"' in finding.message
+    assert "not a GPU" not in finding.message
+
+
 def test_where_there_are_no_devices_nothing_is_found() -> None:
     assert findings(GUARD, [], meant_for="mig") == ()
 

@@ -111,6 +111,13 @@ def test_only_the_newest_generation_of_a_pool_counts() -> None:
         pytest.param("text", "document 1 is a str", id="text"),
         pytest.param([7], "document 1[0] is a int", id="number in an array"),
         pytest.param({"kind": "Pod"}, "is a Pod, not a ResourceSlice", id="another kind"),
+        pytest.param(
+            {"kind": "List", "items": [{"kind": "Pod"}]}, "items[0] is a Pod", id="another kind in a list"
+        ),
+        pytest.param(
+            {"kind": "ResourceSliceList", "items": [{"kind": "Pod"}]}, "items[0] is a Pod", id="typed list"
+        ),
+        pytest.param({"kind": "ResourceSliceList", "items": ["x"]}, "items[0] is a str", id="odd item"),
         pytest.param({"apiVersion": "v1"}, "is a None", id="no kind"),
         pytest.param({"kind": "ResourceSlice"}, "has no spec.driver", id="no spec"),
         pytest.param({"kind": "ResourceSlice", "spec": {"driver": 1}}, "has no spec.driver", id="odd driver"),
