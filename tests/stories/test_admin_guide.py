@@ -61,7 +61,7 @@ def test_reasons_that_the_guide_names_exist() -> None:
     reasons = (ROOT / "docs/reasons.md").read_text()
     for reason in (
         "FieldsDropped",
-        "DoubleAdvertised",
+        "OwnershipConflict",
         "WaitingForClaims",
         "NoMatchingDevices",
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.integration.controller.stand_in import GPUNODES, SLICES, StandIn, h10
 from tests.paths import ROOT
 
 NAMESPACE = "gpupolicy-system"
+_processes = itertools.count(1)
 POLICIES = "/apis/gpupolicy.dev/v1alpha1/gpupolicies"
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -86,7 +88,8 @@ class World:
         self._number += 1
         access = self.cluster.service_account_kubeconfig(NAMESPACE, "gpupolicy-controller")
         daemon = self.cluster.daemon(
-            f"controller-{id(self)}-{self._number}",
+            # Unique in the cluster, which outlives this world.
+            f"controller-{next(_processes)}",
             [
                 sys.executable,
                 "-m",
@@ -155,8 +158,12 @@ class World:
         found = self.admin.get("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
         return [e for e in found if e["regarding"]["kind"] == kind and e["regarding"]["name"] == name]
 
-    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 20.0) -> None:
-        """Wait until something holds; on timeout show what the controller said last."""
+    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 75.0) -> None:
+        """Wait until something holds; on timeout show what the controller said last.
+
+        The limit allows for the garbage collector, which learns of new kinds only every half minute: a class that
+        goes with its policy may take that long on a cluster whose CRDs are young.
+        """
 
         def holds() -> bool:
             try:

@@ -285,8 +285,7 @@ def test_a_deleted_policy_lets_go_and_names_the_claims_that_still_hold(world: Wo
 
     world.admin.delete(f"{POLICIES}/train")
 
-    # The garbage collector learns of new kinds every half minute, and the CRDs may be that young here.
-    world.wait("the class to go", lambda: "train" not in world.classes(), 75)
+    world.wait("the class to go", lambda: "train" not in world.classes())
     world.wait("the cards to be let go", lambda: world.nodes["gpu-01"].assignments() == {})
     world.wait(
         "the event", lambda: [e for e in world.events("GpuNode", "gpu-01") if e["reason"] == "PolicyGone"]

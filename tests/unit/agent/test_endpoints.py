@@ -2,12 +2,14 @@
 
 import aiohttp
 
-from gpupolicy.agent import endpoints
+from gpupolicy.agent import endpoints, metrics
+from gpupolicy.agent.state import NodeState
 
 
 async def test_probes() -> None:
     missing = ["the cards have not been seen yet"]
-    runner = await endpoints.serve(0, lambda: missing[0], host="127.0.0.1")
+    measured = metrics.for_node(NodeState("n", ledger=None))
+    runner = await endpoints.serve(0, lambda: missing[0], measured, host="127.0.0.1")
     try:
         host, port = runner.addresses[0][:2]
         async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
