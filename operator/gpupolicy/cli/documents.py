@@ -18,9 +18,11 @@ def read_documents(path: str) -> list[Any]:
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        # Standard input may pass foreign bytes through as surrogates, which no parser takes.
+        text.encode("utf-8")
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:
         raise CommandError(f"{path}: it is not text in UTF-8") from error
     name = "standard input" if path == "-" else path
     if text.lstrip()[:1] in ("{", "["):

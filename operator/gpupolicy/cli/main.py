@@ -74,4 +74,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Under `python -m` this file is another module than the one the commands import, with another CommandError.
+    sys.exit(importlib.import_module("gpupolicy.cli.main").main())
