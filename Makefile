@@ -48,6 +48,10 @@ test: venv lint kube ## Run all checks and all tests
 unit: venv ## Run the tests that need neither the simulator nor a cluster
 	$(BIN)/pytest tests/unit $(PYTEST_ARGS)
 
+.PHONY: search
+search: venv kube ## Run the property tests with new random examples (the tests use the same on every run)
+	GPUPOLICY_EXAMPLES=search $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile -m hypothesis $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: venv verify ## Check style, types, layers and spelling
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,11 +16,12 @@ from tests.cluster.node import Node, NodeOptions
 
 _numbers = itertools.count(1)
 
-# A loaded machine is no reason to fail: time is the business of benchmarks, and of pytest's own limit.
-hypothesis.settings.register_profile(
-    "gpupolicy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("gpupolicy")
+# A loaded machine is no reason to fail: time is the business of benchmarks, and of pytest's own limit. The tests judge
+# a change, so they try the same examples on every run; `make search` looks for examples that nobody has seen yet.
+_PROFILE = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("gpupolicy", _PROFILE, derandomize=True)
+hypothesis.settings.register_profile("search", _PROFILE)
+hypothesis.settings.load_profile(os.environ.get("GPUPOLICY_EXAMPLES", "gpupolicy"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -25,7 +25,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -271,8 +271,30 @@ class Node:
             self.load_images(images)
         kubeconfig = self._control_plane.kubeconfig(self._identity, _NODE_GROUPS)
         command = kubelet_command(layout, kubeconfig, self._settings["labels"])
+        wiped = self._mark_slices()
         self._start_daemon(self.kubelet, self.inside(command))
         self.wait_ready()
+        self.kubelet.wait_until(wiped, f"wiped ResourceSlices of {self.name}", timeout_seconds=60)
+
+    def _mark_slices(self) -> Callable[[], bool]:
+        """Put an empty slice where the starting kubelet has to delete it; return whether it has done so.
+
+        A kubelet deletes all slices of its node some time after its start: at once on an idle machine, many seconds
+        later when it could not yet read its node. No test should meet that by chance.
+        """
+        rest, resource = self._control_plane.admin, "/apis/resource.k8s.io/v1/resourceslices"
+        pool = {"name": self.name, "generation": 1, "resourceSliceCount": 1}
+        marker = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"{self.name}-start"},
+            "spec": {"driver": "start.example.com", "nodeName": self.name, "pool": pool, "devices": []},
+        }
+        # Where this version of the API is not served there is nothing to be deleted.
+        if rest.call("POST", resource, marker).status == http.HTTPStatus.NOT_FOUND:
+            return lambda: True
+        path = f"{resource}/{self.name}-start"
+        return lambda: rest.call("GET", path).status == http.HTTPStatus.NOT_FOUND
 
     def _start_daemon(self, daemon: Daemon, command: Sequence[str]) -> None:
         programs = self._control_plane.programs
