@@ -17,7 +17,9 @@ struct command_line {
     char **words; /* What remains after the command and --dir. */
 };
 
-/* Prints a message as printf does and exits with status 2. */
+/* arguments.c: the words of the command line.
+ *
+ * Prints a message as printf does and exits with status 2. */
 __attribute__((noreturn, format(printf, 1, 2))) void fail(const char *format, ...);
 
 /* Removes "--name VALUE" from the words and returns the value, or NULL. */
