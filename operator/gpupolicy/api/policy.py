@@ -401,6 +401,11 @@ class ClassStatus(Wire):
     extended_resource_name: str | None = Field(
         default=None, description="The name that pods write under limits."
     )
+    quota_keys: Annotated[list[Annotated[str, Field(max_length=317)]], Field(max_length=4)] = Field(
+        default_factory=list,
+        description="Keys under which a ResourceQuota counts its devices; a device counts once in each. "
+        "access.quotas sets them all.",
+    )
     devices: int = Field(default=0, description="Devices published for it.")
     allocated: int = Field(default=0, description="Devices of it that claims hold.")
     free: int = Field(default=0, description="Devices that a new claim could get now.")

@@ -4,10 +4,11 @@
 namespaces that the selector does not select, by every name under which a class can be asked for: the class, its extended
 resource name, and the implicit name that every class has. What was admitted before stays as it is.
 
-`access.quotas` becomes one ResourceQuota per namespace. Three keys would count the same device; the one on the class's
-devices counts every claim, also those that the scheduler makes for extended names. A pod that asks by extended name is
-counted there only when it is scheduled, so that over the limit it is created and stays Pending; where the class has an
-extended name a second key refuses such a pod at once. A pod counts once in each key.
+`access.quotas` becomes one ResourceQuota per namespace, with every key under which the API server counts the devices
+of a class. The one on the class's devices counts claims, also those that the scheduler makes for pods with extended
+names; but those only when the pod is scheduled, so that over the limit it would be created and stay Pending. The keys on
+the names that a pod can write, the class's own extended name and the implicit one, refuse such a pod at once. A
+device counts once in each key, whichever way it was asked for.
 
 All objects have the policy as owner, so they go with it.
 """
@@ -26,6 +27,9 @@ from gpupolicy.core.refusals import Refusal
 
 IMPLICIT_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 """The extended resource name that every class has: this and its name."""
+
+_LONGEST_NAME_PART: Final = 63
+"""Characters after the slash of a resource name; the implicit name of a longer class cannot be written."""
 
 _OBJECT_PREFIX: Final = "gpupolicy-access-"
 _RESOURCES: Final = (
@@ -113,6 +117,8 @@ def quota_keys(device_class: str, extended_resource_name: str | None) -> tuple[s
     keys = [f"{device_class}.deviceclass.resource.k8s.io/devices"]
     if extended_resource_name is not None:
         keys.append(f"requests.{extended_resource_name}")
+    if len(device_class) <= _LONGEST_NAME_PART:
+        keys.append(f"requests.{IMPLICIT_PREFIX}{device_class}")
     return tuple(keys)
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from gpupolicy.api.conditions import Condition, ConditionType, Reason, Status
 from gpupolicy.api.node import GpuAssignment
 from gpupolicy.api.policy import ClassStatus, NodePlan, Preview
+from gpupolicy.core import access
 from gpupolicy.core.assignment import cards_text
 from gpupolicy.core.classes import DesiredClass, LiveClass
 from gpupolicy.core.observation import ObservedCard
@@ -351,6 +352,7 @@ def class_status(wish: DesiredClass, live: LiveClass | None, pools: Sequence[Poo
         name=wish.name,
         profile=wish.profile,
         extended_resource_name=wish.extended_resource_name,
+        quota_keys=list(access.quota_keys(wish.name, wish.extended_resource_name)),
         devices=counts.devices,
         allocated=counts.allocated,
         free=counts.free,

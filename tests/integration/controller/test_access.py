@@ -140,6 +140,7 @@ def test_r40_quotas_have_the_keys_that_count_and_go_when_they_are_not_wanted(gua
     assert guarded.admin.get(path)["spec"]["hard"] == {
         "guarded.deviceclass.resource.k8s.io/devices": "1",
         "requests.example.com/guarded": "1",
+        "requests.deviceclass.resource.kubernetes.io/guarded": "1",
     }
     one, two = (objects.pod("p", "serving", limits={"example.com/guarded": count}) for count in (1, 2))
     # Admission learns of what was written with a delay, also of what a test before left behind.

@@ -70,10 +70,25 @@ def test_one_quota_a_namespace_with_every_key_once() -> None:
         "a": {
             "small.deviceclass.resource.k8s.io/devices": "2",
             "requests.example.com/small": "2",
+            "requests.deviceclass.resource.kubernetes.io/small": "2",
             "large.deviceclass.resource.k8s.io/devices": "0",
+            "requests.deviceclass.resource.kubernetes.io/large": "0",
         },
-        "b": {"large.deviceclass.resource.k8s.io/devices": "5"},
+        "b": {
+            "large.deviceclass.resource.k8s.io/devices": "5",
+            "requests.deviceclass.resource.kubernetes.io/large": "5",
+        },
     }
+
+
+@pytest.mark.parametrize(("length", "implicit"), [(63, True), (64, False)])
+def test_a_name_that_no_pod_can_write_is_no_key(length: int, implicit: bool) -> None:
+    """After the slash of a resource name stand at most 63 characters; the API server refuses a longer key."""
+    name = "c" * length
+    keys = access.quota_keys(name, "example.com/c")
+    assert keys[:2] == (f"{name}.deviceclass.resource.k8s.io/devices", "requests.example.com/c")
+    assert (keys[2:] == (f"requests.deviceclass.resource.kubernetes.io/{name}",)) is implicit
+    assert len(keys) == 2 + implicit
 
 
 REFUSALS: list[Any] = [
