@@ -88,6 +88,9 @@ class Tool:
         return digest.hexdigest()[:16]
 
 
+PROMTOOL = "promtool"
+"""Judges alerts and metrics for the tests; no cluster needs it."""
+
 _KUBERNETES_VERSION = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _TOOLKIT = "github.com/NVIDIA/nvidia-container-toolkit"
@@ -130,6 +133,13 @@ TOOLS: tuple[Tool, ...] = (
         module=_TOOLKIT,
         programs={name: f"{_TOOLKIT}/cmd/{name}" for name in ("nvidia-ctk", "nvidia-cdi-hook")},
         cgo=True,
+    ),
+    Tool(
+        name=PROMTOOL,
+        module="github.com/prometheus/prometheus",
+        programs={"promtool": "github.com/prometheus/prometheus/cmd/promtool"},
+        # Rules and metrics need no service discovery, whose clients of every cloud are most of the build.
+        tags="remove_all_sd",
     ),
 )
 
