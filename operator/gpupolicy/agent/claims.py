@@ -16,7 +16,8 @@ Both are bounded by the deadline of the kubelet's call; then the claim is refuse
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -43,6 +44,9 @@ HOLDER_GRACE_SECONDS: Final = 2.0
 """How long the kubelet gets to unprepare a holder by itself before the API server is asked about it."""
 
 LOOK_AGAIN_SECONDS: Final = 0.5
+
+FRESH_SECONDS: Final = 5.0
+"""How old a claim's content may be when its effects begin; after a longer wait it is fetched again."""
 
 
 class ClaimSource(Protocol):
@@ -97,6 +101,8 @@ class ClaimHandler:
         self._between = between
         self._damaged: dict[str, ledger.DamagedFile] = {}
         self._disk_problem = ""
+        # Kept only as long as a call uses it.
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     @property
     def disk_problem(self) -> str:
@@ -134,6 +140,7 @@ class ClaimHandler:
             if file.kind == CLAIM_KIND and file.damage is not ledger.Damage.SET_ASIDE:
                 self._pin(file, standing)
         await asyncio.to_thread(self._remove_orphans, {*self._state.claims, *self._damaged})
+        await self._restore_specs()
 
     def _take_up(self, record: ledger.Record) -> None:
         try:
@@ -190,20 +197,72 @@ class ClaimHandler:
         return {ref.uid: answer for ref, answer in zip(claims_to_undo, answers, strict=True)}
 
     async def sweep(self) -> None:
-        """Unprepare records whose claim the API server no longer knows and that no process uses.
+        """Unprepare records whose claim the API server no longer knows and that no process uses; mend CDI files.
 
-        For claims that the kubelet will never unprepare, because its own state was lost. Called now and then.
+        For claims that the kubelet will never unprepare, because its own state was lost. Called now and then. One that
+        cannot be undone now, whatever the reason, is left for the next time.
         """
         for record in list(self._state.claims.values()):
             if record.uid in self._damaged:
                 continue
-            with contextlib.suppress(kube.KubeError):
-                if not await self._is_current(record):
-                    await self._take_back(record)
+            try:
+                await self._take_back(record)
+            except kube.KubeError:
+                continue
+            except (cdi.SpecError, files.FileError, ledger.DamagedRecordError) as error:
+                _log.warning(
+                    "claim %s/%s (%s) is gone and was not unprepared: %s",
+                    record.namespace,
+                    record.name,
+                    record.uid,
+                    error,
+                )
+        try:
+            await self._restore_specs()
+        except files.FileError as error:
+            self._tell_disk(str(error))
+
+    async def _restore_specs(self) -> None:
+        """Write the CDI files of prepared claims that somebody removed.
+
+        Without its file no container of a running pod can be started again, and the kubelet does not prepare a second
+        time what it knows to be prepared.
+
+        Raises:
+            files.FileError: the CDI directory cannot be read.
+        """
+        present = await asyncio.to_thread(cdi.list_specs, self._cdi_directory, names.CDI_KIND)
+        for uid in self._state.claims.keys() - set(present) - self._damaged.keys():
+            async with self._turn(uid):
+                record = self._state.claims.get(uid)
+                if record is None or record.state is not ClaimState.PREPARE_COMPLETED:
+                    continue
+                if any(self._state.devices.get(d.device.name) != d.device for d in record.devices):
+                    continue
+                try:
+                    await _to_the_end(self._perform(Effect.WRITE_CDI, record))
+                except (cdi.SpecError, devicefiles.DeviceFilesError, files.FileError) as error:
+                    _log.warning("the CDI file of claim %s is gone and was not written again: %s", uid, error)
+                else:
+                    _log.warning("the CDI file of claim %s was gone and is written again", uid)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, uid: str) -> AsyncIterator[None]:
+        """Let one call at a time work on a claim: the end of a claim must not overtake its beginning.
+
+        Taken before the locks of cards, and never two at a time.
+        """
+        async with self._turns.setdefault(uid, asyncio.Lock()):
+            yield
+
+    def _has_turn(self, uid: str) -> bool:
+        """Return whether some call works on a claim now."""
+        turn = self._turns.get(uid)
+        return turn is not None and turn.locked()
 
     async def _prepare_or_tell(self, ref: wire.ClaimRef) -> wire.PreparedClaim | wire.ClaimError:
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with asyncio.timeout(CALL_SECONDS), self._turn(ref.uid):
                 record = await self._prepare(ref)
         except TimeoutError:
             return _told(
@@ -232,7 +291,7 @@ class ClaimHandler:
 
     async def _unprepare_or_tell(self, ref: wire.ClaimRef) -> wire.ClaimError | None:
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with asyncio.timeout(CALL_SECONDS), self._turn(ref.uid):
                 await self._unprepare(ref.uid)
         except TimeoutError:
             return _told(ref, f"not undone within {CALL_SECONDS:.0f} s: the card does not answer")
@@ -241,18 +300,27 @@ class ClaimHandler:
         return None
 
     async def _prepare(self, ref: wire.ClaimRef) -> ClaimRecord:
-        """Return the completed record of a claim.
+        """Return the completed record of a claim; the caller has its turn.
 
         Raises:
             _RefusedError and the errors of the adapters: as `_prepare_or_tell` handles them.
         """
         # Before the first observation nothing is known to exist, and every claim would be refused.
+        loop = asyncio.get_running_loop()
+        fetched_at = loop.time()
         fetched, _ = await asyncio.gather(self._fetch(ref), self._state.loaded.wait())
         while True:
             devices = await self._existing(fetched, ref)
             holders = claims.holders(ref.uid, devices, self._state.claims)
             if holders:
                 await self._make_free(ref, devices, holders)
+            if loop.time() - fetched_at >= FRESH_SECONDS:
+                # The claim may have been given back meanwhile, or allocated elsewhere. While the API server is away it
+                # was not.
+                fetched_at = loop.time()
+                with contextlib.suppress(kube.KubeError):
+                    fetched = await self._fetch(ref)
+                continue
             async with self._state.hold({d.device.gpu_uuid for d in devices}):
                 # The world moved while we waited for the locks: a layout change may have come first.
                 again = claims.resolve(fetched, ref.uid, self._state.pool, self._state.devices)
@@ -287,7 +355,7 @@ class ClaimHandler:
         while holders:
             if loop.time() - began >= HOLDER_GRACE_SECONDS:
                 for holder in holders:
-                    if holder.uid not in self._damaged and not await self._is_current(holder):
+                    if holder.uid not in self._damaged:
                         await self._take_back(holder)
             holders = claims.holders(ref.uid, devices, self._state.claims)
             if holders and loop.time() - began >= CALL_SECONDS - 2 * HOLDER_GRACE_SECONDS:
@@ -306,17 +374,28 @@ class ClaimHandler:
         return claims.is_current(claim, record)
 
     async def _take_back(self, record: ClaimRecord) -> None:
-        """Unprepare a claim that is gone, unless something still runs on one of its devices."""
-        for device in record.devices:
-            if await self._busy(device):
+        """Unprepare a claim if it is gone, unless something still runs on one of its devices or works on it.
+
+        Raises:
+            KubeError: the API server does not say whether it is gone.
+            SpecError, FileError, DamagedRecordError: it cannot be undone.
+        """
+        if self._has_turn(record.uid):
+            return
+        # In its turn, so that nobody prepares it between the look and the deed: it may have been allocated again.
+        async with self._turn(record.uid):
+            if self._state.claims.get(record.uid) is not record or await self._is_current(record):
                 return
-        _log.warning(
-            "claim %s/%s (%s) is gone from the API server and was not unprepared by the kubelet; doing it now",
-            record.namespace,
-            record.name,
-            record.uid,
-        )
-        await self._unprepare(record.uid)
+            for device in record.devices:
+                if await self._busy(device):
+                    return
+            _log.warning(
+                "claim %s/%s (%s) is gone from the API server and was not unprepared by the kubelet; doing it now",
+                record.namespace,
+                record.name,
+                record.uid,
+            )
+            await self._unprepare(record.uid)
 
     async def _change(self) -> None:
         """Wait for a change of devices or claims, or for a moment."""
@@ -343,11 +422,9 @@ class ClaimHandler:
         return self._state.claims[ref.uid]
 
     async def _unprepare(self, uid: str) -> None:
+        """Undo a claim; the caller has its turn."""
         record = self._state.claims.get(uid)
-        gpu_uuids = record.gpu_uuids if record else ()
-        async with self._state.hold(gpu_uuids):
-            # Another call may have done it while this one waited for the locks.
-            record = self._state.claims.get(uid)
+        async with self._state.hold(record.gpu_uuids if record else ()):
             await _to_the_end(self._undo(uid, record))
 
     async def _undo(self, uid: str, record: ClaimRecord | None) -> None:
@@ -407,5 +484,8 @@ async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        # Told to end once more (the deadline of the claim, then that of the call) it waits all the same.
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
         raise

@@ -6,7 +6,9 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +125,9 @@ class Node:
         )
 
     async def start(self, devices: Mapping[str, DeviceRecord] = DEVICES) -> "Node":
-        await self.handler.recover(await self.ledger.load(), devices)
+        # What stands is known before claims of before are taken up, as in the agent.
         self.state.devices.update(devices)
+        await self.handler.recover(await self.ledger.load(), devices)
         self.state.loaded.set()
         return self
 
@@ -299,6 +302,138 @@ async def test_a_reallocated_claim_moves(node: Node) -> None:
     assert isinstance(answer, PreparedClaim)
     assert [d.device for d in answer.devices] == ["gpu-1"]
     assert list(edits_of(node, "u1").devices) == ["u1-gpu-1"]
+
+
+async def test_unprepare_does_not_overtake_a_prepare_that_waits(node: Node) -> None:
+    """Else the claim would be prepared for a pod that is gone, and nobody would ever undo it."""
+    waiting = asyncio.ensure_future(node.prepare("u4"))
+    await asyncio.sleep(0.05)
+    undoing = asyncio.ensure_future(node.unprepare("u4"))
+    await asyncio.sleep(0.05)
+    node.state.devices["gpu-9"] = GPU1
+    await node.state.announce()
+    assert isinstance(await waiting, PreparedClaim)
+    assert await undoing is None
+    assert (node.specs(), node.state.claims) == (set(), {})
+
+
+async def test_the_kubelet_may_hang_up_twice_in_the_middle(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun runs to its end under the card's lock, so the unprepare that follows finds all of it."""
+    began, may_end = threading.Event(), threading.Event()
+    write = cdi.write_spec
+
+    def slowly(*arguments: Any, **options: Any) -> dict[str, str]:
+        began.set()
+        may_end.wait(10)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(cdi, "write_spec", slowly)
+    preparing = asyncio.ensure_future(node.prepare("u1"))
+    await asyncio.to_thread(began.wait, 10)
+    for _ in range(2):
+        preparing.cancel()
+        await asyncio.sleep(0.02)
+    undoing = asyncio.ensure_future(node.unprepare("u1"))
+    await asyncio.sleep(0.05)
+    assert not undoing.done()
+    may_end.set()
+    assert await undoing is None
+    await asyncio.gather(preparing, return_exceptions=True)
+    assert (node.specs(), node.state.claims) == (set(), {})
+
+
+async def test_a_claim_that_went_while_its_device_was_waited_for_is_not_prepared(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its content is as old as the wait; after a long one it is fetched again."""
+    monkeypatch.setattr(agent_claims, "FRESH_SECONDS", 0.1)
+    await node.prepare("u1")
+    waiting = asyncio.ensure_future(node.prepare("u3"))
+    await asyncio.sleep(0.3)
+    del node.source.objects["claim-u3"]  # type: ignore[attr-defined]
+    await node.unprepare("u1")
+    answer = await waiting
+    assert isinstance(answer, ClaimError)
+    assert "does not exist in the API server" in answer.message
+    assert (node.specs(), node.state.claims) == (set(), {})
+
+
+async def test_a_claim_is_prepared_after_a_long_wait_also_while_the_api_server_is_away(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_claims, "FRESH_SECONDS", 0.1)
+    await node.prepare("u1")
+    waiting = asyncio.ensure_future(node.prepare("u3"))
+    await asyncio.sleep(0.3)
+    node.source.down = True  # type: ignore[attr-defined]
+    await node.unprepare("u1")
+    assert isinstance(await waiting, PreparedClaim)
+
+
+async def test_a_sweep_outlives_what_it_cannot_undo(node: Node) -> None:
+    """A disk in trouble must not end the agent; the claim is undone another time, its neighbours now."""
+    await node.prepare("u1")
+    await node.prepare("u2")
+    path = cdi.spec_path(node.cdi, "gpu.gpupolicy.dev/claim", "u1")
+    path.unlink()
+    path.mkdir()
+    node.source.objects.clear()  # type: ignore[attr-defined]
+    await node.handler.sweep()
+    assert set(node.state.claims) == {"u1"}
+    path.rmdir()
+    await node.handler.sweep()
+    assert node.state.claims == {}
+
+
+async def test_a_sweep_says_when_the_cdi_directory_is_gone(node: Node) -> None:
+    node.cdi.rmdir()
+    await node.handler.sweep()
+    assert str(node.cdi) in node.handler.disk_problem
+
+
+async def test_a_sweep_leaves_a_claim_that_somebody_works_on(node: Node) -> None:
+    """It may have been allocated again in this very moment."""
+    await node.prepare("u1")
+    claim_1 = node.source.objects.pop("claim-u1")  # type: ignore[attr-defined]
+    async with node.handler._turn("u1"):
+        await node.handler.sweep()
+    assert set(node.state.claims) == {"u1"}
+    node.source.objects["claim-u1"] = claim_1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("by", ["sweep", "restart"])
+async def test_the_cdi_file_of_a_running_pod_comes_back(node: Node, by: str) -> None:
+    """Its containers may have to be started again, and the kubelet does not prepare what it has prepared."""
+    await node.prepare("u1")
+    await node.prepare("u2")
+    before = edits_of(node, "u1")
+    for uid in ("u1", "u2"):
+        cdi.remove_spec(node.cdi, "gpu.gpupolicy.dev/claim", uid)
+    # Of an instance that is another one by now no file is made.
+    stands = {**DEVICES, MIG.name: replace(MIG, mig_uuid="MIG-b")}
+    node.state.devices.update(stands)
+    if by == "sweep":
+        await node.handler.sweep()
+        after = node
+    else:
+        after = await Node(node.directory, node.source).start(stands)  # type: ignore[attr-defined]
+    assert after.specs() == {"u1"}
+    assert edits_of(after, "u1") == before
+    if after is not node:
+        await after.ledger.aclose()
+
+
+def test_nothing_is_kept_of_claims_that_are_over(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = await Node(tmp_path, Claims(claim("u1", "gpu-0"))).start()
+        await node.prepare("u1")
+        await node.unprepare("u1")
+        assert dict(node.handler._turns) == {}
+        await node.ledger.aclose()
+
+    asyncio.run(run())
 
 
 @pytest.mark.usefixtures("impatient")
