@@ -106,3 +106,107 @@ def test_r40_every_key_counts_a_device_once_whichever_way_it_is_asked_for(
     assert refused(stack, objects.pod("third", namespace, limits={implicit: 1})) == ""
     stack.wait_pods(namespace, 2)
     stack.wait(lambda: used() == dict.fromkeys(keys, "2"), "by the implicit name it counts the same")
+
+
+def reviewed(stack: Stack, policy: str) -> tuple[str, str, str]:
+    """Status, reason and message of the condition `Reviewed`."""
+    found = stack.condition("gpupolicy", policy, "Reviewed")
+    return found.get("status", ""), found.get("reason", ""), found.get("message", "")
+
+
+def warnings(stack: Stack, policy: str, reason: str) -> list[str]:
+    """The notes of the warnings about a policy."""
+    found = stack.get("events.events.k8s.io", "-n", "default")
+    return [
+        e["note"]
+        for e in found
+        if (e["regarding"].get("name"), e["reason"], e["type"]) == (policy, reason, "Warning")
+    ]
+
+
+def test_r43_priority_takes_no_card_from_a_running_pod_and_a_quota_is_suggested(
+    stack: Stack, namespace: str
+) -> None:
+    """Burst pods hold every card; the higher policy waits, both are warned, and the suggested quota settles it."""
+    stack.apply(objects.policy("burst", pool=POOL, priority=10))
+    stack.wait_policies("burst")
+    assert reviewed(stack, "burst") == ("True", "Reviewed", "")
+    stack.apply(
+        objects.template("all", namespace, "burst", count=4), objects.pod("burst", namespace, template="all")
+    )
+    stack.wait_pods(namespace, 1)
+
+    stack.apply(objects.policy("prod", pool=POOL, priority=100, gpusPerNode=3))
+    stack.wait(lambda: reviewed(stack, "prod")[1] == "NoPreemption", "prod warned")
+    stack.wait(lambda: reviewed(stack, "burst")[1] == "NoPreemption", "burst warned")
+    suggestion = "{namespace: NAMESPACE, deviceClassName: burst, devices: 1}"
+    assert suggestion in reviewed(stack, "burst")[2]
+    for policy in ("burst", "prod"):
+        stack.wait(
+            lambda policy=policy: (
+                "no PriorityClass preempts" in "".join(warnings(stack, policy, "NoPreemption"))
+            ),
+            f"an event about {policy}",
+        )
+        assert stack.condition("gpupolicy", policy, "Accepted")["status"] == "True"
+
+    # The scheduler does as we say: the more important pod waits, and the burst pod is left alone.
+    stack.apply(
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "prod"},
+            "value": 1000,
+        },
+        objects.template("one", namespace, "prod"),
+    )
+    important = objects.pod("important", namespace, template="one")
+    important["spec"]["priorityClassName"] = "prod"
+    stack.apply(important)
+
+    def unschedulable() -> bool:
+        conditions = stack.get("pod", "important", "-n", namespace)["status"].get("conditions", [])
+        return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
+
+    stack.wait(unschedulable, "the important pod to wait")
+    assert stack.get("pod", "burst", "-n", namespace)["status"]["phase"] == "Running"
+
+    quota = {"quotas": [{"namespace": namespace, "deviceClassName": "burst", "devices": 1}]}
+    stack.apply(objects.policy("burst", pool=POOL, priority=10, access=quota))
+    for policy in ("burst", "prod"):
+        stack.wait(
+            lambda policy=policy: reviewed(stack, policy)[0] == "True", f"nothing left to say of {policy}"
+        )
+    stack.kubectl("delete", "pod", "burst", "-n", namespace)
+    stack.wait_pods(namespace, 1)
+    stack.kubectl("delete", "priorityclass", "prod")
+
+
+def test_r32_a_selector_that_reads_nothing_of_a_card_is_too_broad(stack: Stack, namespace: str) -> None:
+    """A MIG policy with the driver only also matches the whole cards of another; it is served all the same."""
+    whole = objects.policy("whole", pool=POOL, gpuSelector={"products": ["NVIDIA H100*"]}, gpusPerNode=3)
+    stack.apply({**whole, "spec": {**whole["spec"], "priority": 10}})
+    stack.wait_policies("whole")
+    cut = objects.policy(
+        "cut",
+        pool=POOL,
+        gpusPerNode=1,
+        gpuSelector={"cel": 'device.driver == "gpu.gpupolicy.dev"'},
+        sharing=objects.mig({"1g.10gb": 7}),
+    )
+    stack.apply(cut)
+    stack.wait_policies("cut")
+    stack.wait(lambda: reviewed(stack, "cut")[1] == "SelectorTooBroad", "the warning")
+    assert "also matches 3 whole cards (3 of policy whole)" in reviewed(stack, "cut")[2]
+    stack.wait(lambda: warnings(stack, "cut", "SelectorTooBroad") != [], "the event")
+    status = stack.get("gpupolicy", "cut")["status"]
+    assert (status["preview"]["matched"], status["preview"]["candidates"]) == (4, 4)
+    assert status["preview"]["clauses"] == ["cel: drops 0"]
+    assert stack.policy_row("cut")[3:6] == ["1/1", "7", "0"]
+
+    own = 'device.attributes["gpu.gpupolicy.dev"]'
+    cel = f'{own}.productName.startsWith("NVIDIA H100")'
+    stack.kubectl(
+        "patch", "gpupolicy", "cut", "--type=merge", "-p", json.dumps({"spec": {"gpuSelector": {"cel": cel}}})
+    )
+    stack.wait(lambda: reviewed(stack, "cut") == ("True", "Reviewed", ""), "nothing left to say")

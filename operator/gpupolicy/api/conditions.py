@@ -21,6 +21,8 @@ class ConditionType(StrEnum):
     """What is wanted stands on the hardware and in the cluster."""
     READY = "Ready"
     """The summary: what is wanted can be claimed now."""
+    REVIEWED = "Reviewed"
+    """Nothing in the policy deserves a second look. Whatever it says, the policy is served."""
     OBSERVED = "Observed"
     """The agent can see the node's cards."""
     HEALTHY = "Healthy"
@@ -41,6 +43,8 @@ class Reason(StrEnum):
     """The agent sees the node's cards."""
     HEALTHY = "Healthy"
     """No card is sick."""
+    REVIEWED = "Reviewed"
+    """Nothing in the policy deserves a second look."""
     IDLE = "Idle"
     """No policy wants anything of this card or node."""
     PLANNED = "Planned"
@@ -65,6 +69,12 @@ class Reason(StrEnum):
     """Another DeviceClass already has the class name or the extended resource name."""
     OWNERSHIP_CONFLICT = "OwnershipConflict"
     """Somebody else's instances or driver own the card; nothing of theirs is destroyed."""
+
+    # What deserves a second look; nothing is refused for it.
+    SELECTOR_TOO_BROAD = "SelectorTooBroad"
+    """The policy's own CEL expression also matches cards of a shape that it does not mean; only the other selectors keep it off."""
+    NO_PREEMPTION = "NoPreemption"
+    """Policies of different priority want the same cards; pods that hold them are not preempted. The message suggests quotas."""
 
     # On the way.
     ROLLOUT_PENDING = "RolloutPending"

@@ -25,8 +25,16 @@ from typing import Final
 from gpupolicy import __version__
 from gpupolicy.adapters import kube, logs
 from gpupolicy.adapters.kube import backoff
-from gpupolicy.controller import apply, expressions, health, metrics, policy_watch, reconcile, watches
-from gpupolicy.controller.evaluation import evaluate
+from gpupolicy.controller import (
+    apply,
+    evaluation,
+    expressions,
+    health,
+    metrics,
+    policy_watch,
+    reconcile,
+    watches,
+)
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.world import World
 
@@ -83,7 +91,7 @@ class Controller:
             client,
             self.world,
             self.queue,
-            judges=expressions.Expressions(client, evaluate),
+            judges=expressions.Expressions(client, evaluation.evaluate, evaluation.reads),
             poster=apply.Poster(client, options.identity),
             clock=lambda: dt.datetime.now(dt.UTC),
             stale_after_seconds=options.stale_after_seconds,

@@ -1,10 +1,10 @@
-"""Evaluates a policy's own CEL expression on a card, as if the card were published whole."""
+"""Evaluates a policy's own CEL expression on a card, as if the card were published whole, and says what it reads."""
 
 from gpupolicy.api import names
 from gpupolicy.core import devices
 from gpupolicy.core.inventory import Gpu, Inventory
 from gpupolicy.core.matching import MATCH, Judgement
-from gpupolicy.core.selection import Device, Outcome
+from gpupolicy.core.selection import Device, Outcome, Reads
 
 
 def evaluate(expression: str, inventory: Inventory, gpu: Gpu) -> Judgement:
@@ -31,3 +31,10 @@ def evaluate(expression: str, inventory: Inventory, gpu: Gpu) -> Judgement:
             return Judgement(
                 matches=None, message=f"the CEL expression cannot be evaluated: {verdict.reason}"
             )
+
+
+def reads(expression: str) -> Reads:
+    """Return what an expression reads of a device."""
+    from gpupolicy.adapters.cel import engine
+
+    return engine.reads(expression)

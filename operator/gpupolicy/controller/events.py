@@ -117,7 +117,7 @@ def policy_gone(node: Subject, policy: str, cards: int, claims: Sequence[str]) -
 
 
 def condition_changed(policy: Subject, condition: Condition) -> Event:
-    """Say that a policy's Ready changed: its status or its reason."""
+    """Say that a condition of a policy changed: its status or its reason."""
     bad = condition.status != "True" and condition.reason not in _UNDER_WAY
     text = condition.message or condition.reason
     return Event(policy, "Warning" if bad else "Normal", condition.reason, "Reconcile", text)

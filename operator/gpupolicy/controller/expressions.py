@@ -14,6 +14,7 @@ from gpupolicy.adapters import kube
 from gpupolicy.api import names
 from gpupolicy.core.inventory import Gpu, Inventory
 from gpupolicy.core.matching import Judgement
+from gpupolicy.core.selection import Reads
 
 CACHE_SIZE: Final = 512
 """Verdicts that are remembered; an expression that was edited away is forgotten in time."""
@@ -21,13 +22,17 @@ CACHE_SIZE: Final = 512
 Evaluate = Callable[[str, Inventory, Gpu], Judgement]
 """Evaluates an expression on one card of a node as if the card were published whole."""
 
+FindReads = Callable[[str], Reads]
+"""Returns what an expression reads of a device."""
+
 
 class Expressions:
     """The verdicts on expressions, remembered."""
 
-    def __init__(self, client: kube.Kube, evaluate: Evaluate) -> None:
+    def __init__(self, client: kube.Kube, evaluate: Evaluate, reads: FindReads) -> None:
         self._client = client
         self._evaluate = evaluate
+        self.reads = reads
         self._verdicts: OrderedDict[str, str | None] = OrderedDict()
         self._judgements: OrderedDict[tuple[Any, ...], Judgement] = OrderedDict()
 

@@ -11,6 +11,7 @@ from gpupolicy.controller.world import PolicyEntry, World
 from gpupolicy.core import acceptance, classes, policies, rollout
 from gpupolicy.core.matching import Judgement
 from gpupolicy.core.refusals import Refusal
+from gpupolicy.core.selection import Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Case:
         selection: what its selectors mean; empty where they cannot be read.
         wishes: the classes it wants; none where they cannot be told.
         judgements: what its own expression says of the cards.
+        reads: what that expression reads of a card.
     """
 
     entry: PolicyEntry
@@ -32,6 +34,7 @@ class Case:
     selection: acceptance.Selection = field(default_factory=acceptance.Selection)
     wishes: tuple[classes.DesiredClass, ...] = ()
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
+    reads: Reads = field(default_factory=lambda: Reads(()))
 
     @property
     def is_accepted(self) -> bool:
@@ -72,11 +75,13 @@ async def judge(entry: PolicyEntry, world: World, expressions: Expressions) -> C
     if refusal is not None:
         return unreadable(entry, refusal)
     judgements: Mapping[str, Judgement] = {}
+    reads = Reads(())
     expression = policy.spec.gpu_selector.cel
     if expression is not None:
         problem = await expressions.problem(expression)
         if problem is not None:
             return unreadable(entry, Refusal(Reason.INVALID_SELECTOR, f"spec.gpuSelector.cel: {problem}"))
+        reads = expressions.reads(expression)
         judgements = expressions.judge(expression, (node.inventory for node in world.nodes.values()))
     selection = acceptance.select(policy, _node_cards(world), judgements)
     wishes = classes.desired(policy, rollout.spellings(policy, selection.matched))
@@ -87,6 +92,7 @@ async def judge(entry: PolicyEntry, world: World, expressions: Expressions) -> C
         selection=selection,
         wishes=wishes,
         judgements=judgements,
+        reads=reads,
     )
     return case if case.acts else replace(case, view=rollout.frozen(case.view))
 

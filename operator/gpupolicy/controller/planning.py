@@ -101,6 +101,7 @@ class Planning:
             pool=self._world.pool(name),
             is_stale=is_stale,
             actions=actions,
+            granted={share.policy: len(share.granted) for share in plan.assignment.shares},
         )
 
     @staticmethod

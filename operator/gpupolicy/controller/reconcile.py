@@ -18,11 +18,11 @@ Writes come in the order classes, status, events: what a status tells is there w
 import asyncio
 import datetime as dt
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final, Literal
 
 from gpupolicy.adapters import kube
-from gpupolicy.api.conditions import ConditionType, Reason
+from gpupolicy.api.conditions import Condition, ConditionType, Reason
 from gpupolicy.api.node import GpuAssignment
 from gpupolicy.controller import access, apply, events, expressions, judging, reporting
 from gpupolicy.controller.planning import PlannedNode, Planning
@@ -142,9 +142,7 @@ class Reconciler:
                 self._add_nodes()
             raise
         cases[name] = case
-        if before is None or before.weight != case.weight:
-            self._add_nodes()
-            self._queue.add(NAMES_KEY)
+        self._add_concerned(before, case)
         posts: list[events.Event] = []
         failure: kube.ApiError | None = None
         if case.acts:
@@ -162,6 +160,16 @@ class Reconciler:
         await self._post(posts)
         if failure is not None:
             raise failure
+
+    def _add_concerned(self, before: judging.Case | None, case: judging.Case) -> None:
+        """Ask for a run of what the verdict on a policy concerns beside the policy itself."""
+        if before is None or before.weight != case.weight:
+            self._add_nodes()
+            self._queue.add(NAMES_KEY)
+        if before is not None and before.entry.policy.spec.access != case.entry.policy.spec.access:
+            # Policies that take its cards say in their status whether its quotas leave them room.
+            for other in self._world.policies.keys() - {case.entry.name}:
+                self._queue.add(policy_key(other))
 
     async def _grant_access(self, case: judging.Case) -> judging.Case:
         """Bring in line who may use the classes; return the case, refused if that cannot be."""
@@ -229,16 +237,21 @@ class Reconciler:
         # Our own write may have come back while classes were applied.
         current = self._world.policies.get(entry.name, entry)
         standing = current.policy.status
-        wanted = reporting.policy_status(case, facts, self._world, self._dropped, self._clock())
+        wanted = reporting.policy_status(
+            case,
+            facts,
+            self._world,
+            cases=self._planning.cases,
+            dropped=self._dropped,
+            now=self._clock(),
+        )
         if wanted == standing:
             return []
         stored = await apply.policy_status(self._client, entry.name, entry.uid, wanted)
         self._world.put_policy(stored)
-        ready = next(c for c in wanted.conditions if c.type == ConditionType.READY)
-        old = next((c for c in standing.conditions if c.type == ConditionType.READY), None)
-        if old is not None and (old.status, old.reason) == (ready.status, ready.reason):
-            return []
-        return [events.condition_changed(events.Subject.policy(entry.name, entry.uid), ready)]
+        subject = events.Subject.policy(entry.name, entry.uid)
+        changed = _changed(standing.conditions, wanted.conditions)
+        return [events.condition_changed(subject, c) for c in changed if _is_told(c)]
 
     async def _facts(self, case: judging.Case) -> AsyncIterator[rollout.NodeFacts]:
         """Yield what is to be reported of a policy on each node; other work goes on between two nodes."""
@@ -350,6 +363,18 @@ def _class_event(
     if live is None or live.revision == wish.revision:
         return events.class_healed(subject, wish.name, fields)
     return events.class_changed(subject, wish.name, fields)
+
+
+def _changed(before: Iterable[Condition], after: Iterable[Condition]) -> list[Condition]:
+    """Return the conditions whose status or reason is another than before."""
+    known = {(c.type, c.status, c.reason) for c in before}
+    return [c for c in after if (c.type, c.status, c.reason) not in known]
+
+
+def _is_told(condition: Condition) -> bool:
+    """Return whether a change to this is an event: every change of the summary, and what deserves a second look."""
+    finding = condition.type == ConditionType.REVIEWED and condition.status == "False"
+    return condition.type == ConditionType.READY or finding
 
 
 def _affected(before: PlannedNode | None, planned: PlannedNode) -> set[str]:

@@ -1,13 +1,13 @@
 """Composes the status of a policy from its case, the facts of its nodes, and the counts."""
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpupolicy.api.conditions import Reason
 from gpupolicy.api.policy import Example, GpuPolicyStatus
 from gpupolicy.controller.judging import Case
 from gpupolicy.controller.world import World
-from gpupolicy.core import classes, examples, render, rollout, status
+from gpupolicy.core import classes, examples, render, review, rollout, status
 from gpupolicy.core.refusals import Refusal
 
 NODE_LIMIT = 512
@@ -18,7 +18,13 @@ Dropped = Mapping[str, tuple[str, tuple[str, ...]]]
 
 
 def policy_status(
-    case: Case, facts: Sequence[rollout.NodeFacts], world: World, dropped: Dropped, now: dt.datetime
+    case: Case,
+    facts: Sequence[rollout.NodeFacts],
+    world: World,
+    *,
+    cases: Mapping[str, Case],
+    dropped: Dropped,
+    now: dt.datetime,
 ) -> GpuPolicyStatus:
     """Return the status that a policy is to have.
 
@@ -26,6 +32,7 @@ def policy_status(
         case: the policy and the verdict on it.
         facts: of every node.
         world: the copies, for the counts and the live classes.
+        cases: every policy that was judged, by name.
         dropped: what the API server does not keep of classes.
         now: the moment for conditions that change.
     """
@@ -49,12 +56,13 @@ def policy_status(
             notes=(*case.verdict.notes, *notes),
         ),
     )
+    reviewed = review.verdict(_findings(case, facts, world, cases), case.verdict.refusal)
     nodes, gpus = status.fractions(reports)
     return GpuPolicyStatus(
         observed_generation=policy.metadata.generation,
         conditions=status.conditions(
             policy.status.conditions,
-            verdicts,
+            (*verdicts, reviewed),
             generation=policy.metadata.generation,
             now=render.timestamp(now),
         ),
@@ -70,6 +78,30 @@ def policy_status(
         ),
         examples=_examples(case, reports),
     )
+
+
+def _findings(
+    case: Case, facts: Sequence[rollout.NodeFacts], world: World, cases: Mapping[str, Case]
+) -> list[Refusal]:
+    """Return what in a policy deserves a second look."""
+    policy = case.entry.policy
+    matching = {uuid for uuid, judgement in case.judgements.items() if judgement.matches}
+    broad = review.broad_selector(policy, case.reads, _shapes(world), matching)
+    others = {name: (c.entry.policy, c.wishes) for name, c in cases.items()}
+    return [
+        *([broad] if broad else []),
+        *review.lower_policy(policy, facts, case.wishes),
+        *review.higher_policy(case.entry.name, facts, others),
+    ]
+
+
+def _shapes(world: World) -> Iterator[review.CardShape]:
+    """Yield every card with whose it is and in which shape."""
+    for node in world.nodes.values():
+        for uuid, card in node.cards.items():
+            wanted = node.assignments.get(uuid)
+            is_whole = not card.gpu.mig.enabled if wanted is None else wanted.mig is None
+            yield review.CardShape(uuid, wanted.policy if wanted else None, is_whole)
 
 
 def _examples(case: Case, reports: Sequence[status.NodeReport]) -> list[Example]:

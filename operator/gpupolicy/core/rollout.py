@@ -11,7 +11,7 @@ away, the spec of a node stays as it is.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpupolicy.api.conditions import Reason
@@ -162,6 +162,7 @@ class NodeFacts:
         pool: what the API server shows of the node's devices.
         is_stale: whether the agent has not been heard of for too long.
         actions: what would be done, for a policy that only plans.
+        granted: how many cards of the node each policy gets, by name.
     """
 
     node: ObservedNode
@@ -170,6 +171,7 @@ class NodeFacts:
     pool: PoolTally
     is_stale: bool = False
     actions: tuple[str, ...] | None = None
+    granted: Mapping[str, int] = field(default_factory=dict)
 
 
 def node_report(policy: str, facts: NodeFacts) -> NodeReport:

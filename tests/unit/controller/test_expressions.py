@@ -6,7 +6,7 @@ import pytest
 
 from gpupolicy.adapters import kube
 from gpupolicy.controller import expressions
-from gpupolicy.controller.evaluation import evaluate
+from gpupolicy.controller.evaluation import evaluate, reads
 from gpupolicy.core.inventory import Gpu, Inventory
 from gpupolicy.core.matching import MATCH, Judgement
 from tests.unit.core.builders import card
@@ -57,7 +57,7 @@ class Counting:
 
 def test_a_card_is_evaluated_again_only_if_its_facts_change() -> None:
     counting = Counting()
-    judges = expressions.Expressions(_Unused(), counting)
+    judges = expressions.Expressions(_Unused(), counting, reads)
     inventory = Inventory("n", (h100(index=0), h100(index=1)), driver_version="1")
 
     assert judges.judge("x", [inventory]) == {"GPU-0": MATCH, "GPU-1": MATCH}
@@ -75,3 +75,15 @@ class _Unused(kube.Kube):
 
     def __init__(self) -> None:
         pass
+
+
+def test_what_an_expression_reads_is_told() -> None:
+    """The driver is no attribute; whoever reads nothing else tells no card from another."""
+    own = 'device.attributes["gpu.gpupolicy.dev"]'
+    judges = expressions.Expressions(_Unused(), evaluate, reads)
+
+    assert judges.reads('device.driver == "gpu.gpupolicy.dev"').names == ()
+    assert [r.name for r in judges.reads(f'{own}.productName == "x" && {own}.type == "gpu"').names] == [
+        "productName",
+        "type",
+    ]
