@@ -106,8 +106,8 @@ class Stack:
             *(word for setting in settings for word in ("--set", setting)),
         )
 
-    def helm(self, *arguments: str) -> str:
-        """Run Helm as the admin.
+    def helm(self, *arguments: str, with_hooks: bool = False) -> str:
+        """Run Helm as the admin; return its output, on demand with what hooks said, which it prints with its warnings.
 
         Raises:
             RuntimeError: with what it said, when it fails.
@@ -122,7 +122,7 @@ class Stack:
         )
         if done.returncode:
             raise RuntimeError(f"helm {' '.join(arguments)}: {done.stderr}{done.stdout}")
-        return done.stdout
+        return done.stdout + done.stderr if with_hooks else done.stdout
 
     # Processes.
 

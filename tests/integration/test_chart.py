@@ -29,6 +29,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "driver-container": ("agent.hostPaths.driver=/run/nvidia/driver", "agent.nvidiaContainerToolkit.ctk="),
     "rights-only": ("agent.enabled=false", "controller.replicas=0", "crds.install=false"),
     "monitoring": ("monitoring.enabled=true",),
+    "cleanup": ("cleanup=true",),
     "custom": (
         "image.registry=registry.example.com/team",
         "image.tag=1.2.3",
@@ -113,6 +114,8 @@ BAD_VALUES = [
     pytest.param("simulator.gpus=99", "/simulator/gpus", id="too-many-cards"),
     pytest.param("simulator.model=H100 80GB", "/simulator/model", id="no-model"),
     pytest.param("monitoring.podMonitor.interval=soon", "/monitoring/podMonitor/interval", id="no-duration"),
+    pytest.param("cleanup=yes", "/cleanup", id="no-boolean-for-cleanup"),
+    pytest.param("cleanupSeconds=0", "/cleanupSeconds", id="no-time-to-clean-up"),
     pytest.param("crds.keep=maybe", "/crds/keep", id="no-boolean"),
 ]
 
@@ -218,9 +221,38 @@ def test_the_notes_name_the_next_command() -> None:
     assert "kubectl get gpunodes" in notes
 
 
+def test_a_clean_up_needs_the_rights_that_the_chart_makes() -> None:
+    done = helm("template", "x", str(CHART), "--set", "cleanup=true", "--set", "rbac.create=false")
+    assert done.returncode != 0
+    assert "cleanup=true needs rbac.create=true" in done.stderr
+
+
+def test_what_only_a_clean_up_needs_exists_only_while_it_runs() -> None:
+    """Every object of it is a hook that Helm removes; the job holds no privilege."""
+    plain, cleaning = objects(), objects("cleanup=true")
+    more = {key: d for key, d in cleaning.items() if key not in plain}
+    assert {kind for kind, _ in more} == {
+        "Job", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding",
+    }  # fmt: skip
+    for key, document in more.items():
+        annotations = document["metadata"]["annotations"]
+        assert annotations["helm.sh/hook"] == "pre-delete", key
+        assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded", key
+    assert {key: d for key, d in cleaning.items() if key in plain} == plain
+    assert more["ClusterRole", "gpupolicy-cleanup"]["rules"] == [
+        {"apiGroups": ["gpupolicy.dev"], "resources": ["gpunodes"], "verbs": ["get", "list", "patch"]}
+    ]
+    spec = pod(cleaning, "Job", "gpupolicy-cleanup")
+    controller = pod(plain, "Deployment", "gpupolicy-controller")
+    assert spec["securityContext"] == controller["securityContext"]
+    (container,), (other,) = spec["containers"], controller["containers"]
+    assert container["securityContext"] == other["securityContext"]
+    assert container["image"] == other["image"]
+
+
 def test_labels_of_every_object() -> None:
     """What Helm and an admin look for; CRDs are shared by releases and carry only the product's."""
-    for (kind, name), document in objects("monitoring.enabled=true").items():
+    for (kind, name), document in objects("monitoring.enabled=true", "cleanup=true").items():
         labels = document["metadata"]["labels"]
         assert labels["app.kubernetes.io/part-of"] == "gpupolicy", (kind, name)
         if kind != "CustomResourceDefinition":

@@ -38,3 +38,12 @@ imagePullSecrets:
 {{- define "gpupolicy.driverRoot" -}}
 {{- if eq .Values.agent.hostPaths.driver "/" }}/host{{ else }}{{ .Values.agent.hostPaths.driver }}{{ end }}
 {{- end }}
+
+{{- /* Labels and annotations of what exists only while the job of cleanup=true runs. */ -}}
+{{- define "gpupolicy.cleanupMetadata" -}}
+labels:
+  {{- include "gpupolicy.labels" . | nindent 2 }}
+  app.kubernetes.io/component: cleanup
+annotations:
+  helm.sh/hook: pre-delete
+{{- end }}

@@ -370,7 +370,14 @@ class Reconciler:
     ) -> CardDecision:
         damage = (around.damaged or {}).get(gpu.uuid)
         unproven = None if damage is None else Refusal(Reason.LEDGER_CORRUPT, damage)
-        return decide_card(gpu, spec, circumstances, named=named, unproven=unproven)
+        return decide_card(
+            gpu,
+            spec,
+            circumstances,
+            named=named,
+            unproven=unproven,
+            mode_is_ours=ownership.mode_is_ours(self._state.gpus.get(gpu.uuid)),
+        )
 
     def _remember_devices(self, decisions: Mapping[str, CardDecision], existing: set[str]) -> None:
         """Bring `state.devices` up to date, except for cards that are being changed."""

@@ -27,6 +27,7 @@ from gpupolicy.adapters import kube, logs
 from gpupolicy.adapters.kube import backoff
 from gpupolicy.controller import (
     apply,
+    cleanup,
     evaluation,
     expressions,
     health,
@@ -66,6 +67,7 @@ class Options:
         health_host: address of the health endpoints.
         health_port: their port; 0 takes a free one.
         stale_after_seconds: when an agent that is silent is no longer believed.
+        clean_up_seconds: make cards whole where idle, waiting for agents this long, in place of running; None runs.
     """
 
     kubeconfig: str | None
@@ -74,6 +76,7 @@ class Options:
     health_host: str = "0.0.0.0"  # noqa: S104 - the kubelet asks from outside of the pod
     health_port: int = 8080
     stale_after_seconds: float = reconcile.STALE_AFTER_SECONDS
+    clean_up_seconds: float | None = None
 
 
 class Controller:
@@ -222,6 +225,27 @@ async def serve(options: Options) -> None:
     logger.info("Stopped")
 
 
+async def clean_up(options: Options, seconds: float) -> int:
+    """Make cards whole where they are idle; return the exit code."""
+    client = kube.Kube.connect(options.kubeconfig, user_agent=f"gpupolicy-cleanup/{__version__}")
+    async with client:
+        work = cleanup.Cleanup(
+            client,
+            options.namespace,
+            LEASE_NAME,
+            f"cleanup_{options.identity}",
+            seconds=seconds,
+            stale_after_seconds=options.stale_after_seconds,
+            tell=cleanup.print_line,
+        )
+        try:
+            await work.run()
+        except kube.ApiError as error:
+            logger.error("The clean-up failed: %s", error)  # noqa: TRY400 - the message says all
+            return 1
+    return 0
+
+
 def _parse(arguments: Sequence[str] | None) -> tuple[Options, str]:
     parser = argparse.ArgumentParser(
         prog="gpupolicy-controller",
@@ -244,6 +268,12 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Options, str]:
         default=reconcile.STALE_AFTER_SECONDS,
         help="when a silent agent is no longer believed (default: %(default)s)",
     )
+    parser.add_argument(
+        "--clean-up-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="do not run, but make cards whole where they are idle, waiting for agents no longer than this",
+    )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     parser.add_argument("--version", action="version", version=__version__)
     found = parser.parse_args(arguments)
@@ -254,6 +284,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Options, str]:
         health_host=found.health_host,
         health_port=found.health_port,
         stale_after_seconds=found.stale_after_seconds,
+        clean_up_seconds=found.clean_up_seconds,
     )
     return options, found.log_level
 
@@ -277,6 +308,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Kopf says at every start in a thread that it leaves signals alone, which is what we want of it.
         logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     try:
+        if options.clean_up_seconds is not None:
+            return asyncio.run(clean_up(options, options.clean_up_seconds))
         asyncio.run(serve(options))
     except kube.ConfigurationError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message says all, a traceback would hide it

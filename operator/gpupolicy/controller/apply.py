@@ -44,13 +44,18 @@ async def mark_class(client: kube.Kube, live: classes.LiveClass, taken_by: str |
     )
 
 
-async def node_spec(client: kube.Kube, node: str, uid: str, wanted: Sequence[GpuAssignment]) -> kube.Object:
+async def node_spec(
+    client: kube.Kube, node: str, uid: str, wanted: Sequence[GpuAssignment], *, clear_releases: bool = False
+) -> kube.Object:
     """Write the spec of a GpuNode; return it as stored.
 
     A merge patch, and no apply: the controller is the only writer of this list, and an apply that takes the last
     element out of a list takes the list and then the spec itself away, which the schema refuses.
     """
-    patch = {"metadata": {"uid": uid}, "spec": {"gpus": [assignment.to_wire() for assignment in wanted]}}
+    spec: dict[str, Any] = {"gpus": [assignment.to_wire() for assignment in wanted]}
+    if clear_releases:
+        spec["releases"] = None
+    patch = {"metadata": {"uid": uid}, "spec": spec}
     return await client.patch(kube.GPUNODES, node, patch, field_manager=_MANAGER)
 
 

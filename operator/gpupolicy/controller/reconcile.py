@@ -290,10 +290,13 @@ class Reconciler:
         for policy in _affected(self._told.get(name), planned):
             self._queue.add(policy_key(policy))
         self._told[name] = planned
-        if dict(node.assignments) == {a.uuid: a for a in planned.spec}:
+        if dict(node.assignments) == {a.uuid: a for a in planned.spec} and not node.releases:
             return
         posts = self._node_events(name, planned.spec)
-        stored = await apply.node_spec(self._client, name, node.uid, planned.spec)
+        # A clean-up released cards and was not followed by the end of this controller: policies count again.
+        stored = await apply.node_spec(
+            self._client, name, node.uid, planned.spec, clear_releases=bool(node.releases)
+        )
         self._world.put_node(self._world.read_node(stored))
         await self._post(posts)
 

@@ -9,12 +9,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gpupolicy.api.conditions import Reason
-from gpupolicy.api.node import GpuAssignment, GpuNodeSpec, GpuRelease
+from gpupolicy.api.node import GpuAssignment, GpuNodeSpec
 from gpupolicy.api.policy import Strategy
 from gpupolicy.core.devices import DriverFacts, Published, card_devices, places_named
 from gpupolicy.core.inventory import Gpu, Health, Instance, Ownership
 from gpupolicy.core.layouts import Layout, WholeCard
-from gpupolicy.core.planner import CardPlan, plan_card
+from gpupolicy.core.planner import CardPlan, plan_card, plan_release
 from gpupolicy.core.policies import layout_of
 from gpupolicy.core.refusals import Refusal
 from gpupolicy.core.steps import DestroyInstance, Step, steps_of
@@ -89,6 +89,7 @@ def decide_card(
     *,
     named: Collection[str] = (),
     unproven: Refusal | None = None,
+    mode_is_ours: bool = False,
 ) -> CardDecision:
     """Decide on one card.
 
@@ -99,11 +100,14 @@ def decide_card(
         named: devices that claims name, whether they stand or not; where there is a choice those are made.
         unproven: why nothing proves what on this card is ours. It is left alone then, also where `adopt` allows to
             take over what is foreign.
+        mode_is_ours: whether the ledger proves that we switched MIG mode on; a released card is then switched off.
     """
     assignment = next((a for a in spec.gpus if a.uuid == gpu.uuid), None)
     if assignment is None:
         release = next((r for r in spec.releases if r.uuid == gpu.uuid), None)
-        return _decide_unassigned(gpu, release if unproven is None else None, around)
+        if release is None or unproven is not None:
+            return _decide_unassigned(gpu, None if release is None else unproven, around)
+        return _decide_unassigned(gpu, plan_release(gpu, mode_is_ours=mode_is_ours), around)
     layout = wanted_layout(assignment)
     plan: CardPlan | Refusal
     if isinstance(layout, Refusal):
@@ -143,10 +147,9 @@ def wanted_layout(assignment: GpuAssignment) -> Layout | Refusal:
     return layout_of(assignment.mig if assignment.strategy is Strategy.MIG else None)
 
 
-def _decide_unassigned(gpu: Gpu, release: GpuRelease | None, around: Circumstances) -> CardDecision:
-    """Publish nothing of the card; make it whole where it is released, idle and ours."""
+def _decide_unassigned(gpu: Gpu, plan: CardPlan | Refusal | None, around: Circumstances) -> CardDecision:
+    """Publish nothing of the card; a card that is released has a plan, or a reason why there is none."""
     standing = Published(standing=card_devices(gpu, "", _no_wish(), around.facts).standing)
-    plan = None if release is None else plan_card(gpu, WholeCard())
     steps = steps_of(plan) if isinstance(plan, CardPlan) and around.hands_off is None else ()
     return CardDecision(gpu, None, plan, standing, steps)
 

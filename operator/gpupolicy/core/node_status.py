@@ -107,7 +107,7 @@ def node_status(facts: NodeFacts, previous: GpuNodeStatus | None, *, now: str) -
 def card_reason(gpu: Gpu, facts: NodeFacts) -> Refusal:
     """Return the one reason that a card tells, with its message."""
     decision = facts.decisions.get(gpu.uuid)
-    if decision is None or decision.assignment is None:
+    if decision is None or decision.plan is None:
         return Refusal(Reason.IDLE, "")
     candidates = (
         _sickness(gpu),
@@ -117,7 +117,8 @@ def card_reason(gpu: Gpu, facts: NodeFacts) -> Refusal:
         None if decision.is_applied else _pending(decision, facts),
         _unseen(decision, facts),
     )
-    return next((c for c in candidates if c is not None), Refusal(Reason.APPLIED, ""))
+    settled = Reason.APPLIED if decision.assignment is not None else Reason.IDLE
+    return next((c for c in candidates if c is not None), Refusal(settled, ""))
 
 
 def allocator(*, device_plugin: bool, ours: bool) -> Allocator:

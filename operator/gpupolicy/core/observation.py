@@ -57,6 +57,7 @@ class ObservedNode:
         last_observed_time: when the agent last confirmed its inventory; empty before it ever did.
         sees_all: whether the agent says that `cards` are all cards of the node.
         assignments: the spec, by card UUID.
+        releases: cards that the spec releases, by UUID.
         cards: the cards, by UUID.
         driver_version: version of the NVIDIA driver.
         cuda_version: CUDA version of the driver.
@@ -70,6 +71,7 @@ class ObservedNode:
     last_observed_time: str = ""
     sees_all: bool = False
     assignments: Mapping[str, GpuAssignment] = field(default_factory=dict)
+    releases: frozenset[str] = frozenset()
     cards: Mapping[str, ObservedCard] = field(default_factory=dict)
     driver_version: str = ""
     cuda_version: str = ""
@@ -115,6 +117,7 @@ class Reader:
             last_observed_time=status.last_observed_time or "",
             sees_all=any(c.type == ConditionType.OBSERVED and c.status == "True" for c in status.conditions),
             assignments={a.uuid: a for a in node.spec.gpus},
+            releases=frozenset(r.uuid for r in node.spec.releases),
             cards={g.uuid: self._card(g) for g in status.gpus},
             driver_version=status.driver_version or "",
             cuda_version=status.cuda_version or "",

@@ -44,7 +44,18 @@ def settled(record: GpuRecord, gpu: Gpu) -> GpuRecord:
         if found is not None and _is_ours(entry, found):
             entries[entry.profile_id, entry.placement] = made(found)
     instances = tuple(sorted(entries.values(), key=lambda e: (e.placement, e.profile_id)))
-    return replace(record, instances=instances, mode_intent=None)
+    return replace(record, instances=instances, mode_before=_mode_before(record, gpu), mode_intent=None)
+
+
+def mode_is_ours(record: GpuRecord | None) -> bool:
+    """Whether we switched MIG mode on, on a card that we found without."""
+    return record is not None and record.mode_before is False
+
+
+def _mode_before(record: GpuRecord, gpu: Gpu) -> bool | None:
+    """Return the mode to go back to; None once the card is back there, since who switches it next may not be us."""
+    is_back = gpu.mig.enabled is record.mode_before and gpu.mig.pending_enabled in (None, gpu.mig.enabled)
+    return None if is_back else record.mode_before
 
 
 def made(instance: Instance) -> InstanceRecord:

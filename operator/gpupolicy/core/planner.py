@@ -115,6 +115,26 @@ def plan_card(
     )
 
 
+def plan_release(gpu: Gpu, *, mode_is_ours: bool) -> CardPlan | Refusal:
+    """Plan a card that no policy has any more and that is to be as it was found, where it is idle.
+
+    Our instances go. MIG mode goes only where we switched it on: a mode that was on before is somebody else's.
+
+    Args:
+        gpu: The card as observed.
+        mode_is_ours: Whether the ledger proves that we switched MIG mode on.
+
+    Returns:
+        As `plan_card` for a whole card.
+    """
+    plan = plan_card(gpu, WholeCard())
+    if isinstance(plan, Refusal) or mode_is_ours:
+        return plan
+    now, later = replace(plan.now, mig_mode=None), replace(plan.later, mig_mode=None)
+    waits = not later.is_empty
+    return replace(plan, now=now, later=later, waiting=plan.waiting if waits else None)
+
+
 def layout_refusal(gpu: Gpu, layout: Layout) -> Refusal | None:
     """Return why a layout can never stand on a card, whatever runs there; None where it can or nobody can tell.
 

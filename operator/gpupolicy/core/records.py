@@ -121,7 +121,7 @@ class GpuRecord:
     """Revision of the assignment that we last applied completely."""
     instances: tuple[InstanceRecord, ...] = ()
     mode_before: bool | None = None
-    """MIG mode that we found and changed; None where we never changed it."""
+    """MIG mode that we found and changed; None where we never changed it, or where it is as we found it again."""
     mode_intent: bool | None = None
     """MIG mode that we are about to set; None outside a change."""
 

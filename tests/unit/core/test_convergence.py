@@ -192,14 +192,30 @@ def test_a_strategy_of_a_newer_controller_is_refused_and_not_ignored(strategy: S
 
 def test_a_released_card_becomes_whole_and_is_not_offered() -> None:
     wanted = GpuNodeSpec(releases=[GpuRelease(uuid="GPU-0")])
-    decision = decide(card(instance("1g.10gb@6")), wanted)
+    decision = decide(card(instance("1g.10gb@6")), wanted, mode_is_ours=True)
     assert [str(s) for s in decision.steps] == ["destroy 1g.10gb@6:1", "turn MIG mode off"]
     assert decision.doomed == {"mig-0-19-6"}
     assert offered(decision) == {}
     busy = decide(card(instance("1g.10gb@6", used_by="c")), wanted)
     assert busy.steps == ()
-    foreign = decide(card(instance("1g.10gb@6", ownership=Ownership.FOREIGN)), wanted)
+    assert busy.waiting is not None
+    foreign = decide(card(instance("1g.10gb@6", ownership=Ownership.FOREIGN)), wanted, mode_is_ours=True)
     assert foreign.steps == ()
+
+
+def test_a_mode_that_was_on_before_us_stays_on() -> None:
+    """Our instances go all the same; a card that is only in that mode has nothing to wait for."""
+    wanted = GpuNodeSpec(releases=[GpuRelease(uuid="GPU-0")])
+    decision = decide(card(instance("1g.10gb@6")), wanted)
+    assert [str(s) for s in decision.steps] == ["destroy 1g.10gb@6:1"]
+    empty = decide(card(), wanted)
+    assert empty.is_applied
+    assert not empty.needs_change
+    held = decide(card(claims=(claim(),)), wanted)
+    assert held.waiting is None
+    busy = decide(card(instance("1g.10gb@6", used_by="c")), wanted)
+    assert busy.waiting is not None
+    assert busy.waiting.reason is Reason.WAITING_FOR_CLAIMS
 
 
 @pytest.mark.parametrize("start", [0, 2, 4])

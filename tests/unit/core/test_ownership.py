@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpupolicy.core import ownership
-from gpupolicy.core.inventory import ClaimUse, Instance, Ownership, Placement
+from gpupolicy.core.inventory import ClaimUse, Gpu, Instance, Ownership, Placement
 from gpupolicy.core.records import (
     ClaimRecord,
     ClaimState,
@@ -88,6 +88,33 @@ def test_what_did_not_come_about_is_forgotten() -> None:
     assert after.instances == ()
     assert after.mode_intent is None
     assert (after.mode_before, after.policy, after.revision) == (False, "infer", "r")
+
+
+@pytest.mark.parametrize(
+    ("before", "gpu", "kept"),
+    [
+        pytest.param(False, card(), False, id="we switched it on"),
+        pytest.param(False, card(enabled=False), None, id="it is off again"),
+        pytest.param(True, card(), None, id="it is on again"),
+        pytest.param(True, card(enabled=False), True, id="we switched it off"),
+        pytest.param(None, card(), None, id="never changed"),
+    ],
+)
+def test_the_mode_to_go_back_to(before: bool | None, gpu: Gpu, kept: bool | None) -> None:
+    after = ownership.settled(record(mode_before=before), gpu)
+    assert after.mode_before is kept
+    assert ownership.mode_is_ours(after) is (kept is False)
+
+
+@pytest.mark.parametrize("pending", [True, False])
+def test_a_mode_that_waits_for_a_reset_is_not_there_yet(pending: bool) -> None:
+    gpu = card(enabled=False)
+    gpu = replace(gpu, mig=replace(gpu.mig, pending_enabled=pending))
+    assert ownership.settled(record(mode_before=False), gpu).mode_before is (False if pending else None)
+
+
+def test_a_card_without_a_record_is_not_ours() -> None:
+    assert not ownership.mode_is_ours(None)
 
 
 def test_settling_twice_changes_nothing() -> None:

@@ -25,7 +25,7 @@ from gpupolicy.adapters.kube.errors import (
     Unauthorized,
     Unavailable,
 )
-from gpupolicy.adapters.kube.lease import LeaderElection
+from gpupolicy.adapters.kube.lease import LeaderElection, seize
 from gpupolicy.adapters.kube.reflector import Change, Event, Key, Reflector
 from gpupolicy.adapters.kube.resources import (
     CONFIG_MAPS,
@@ -106,4 +106,5 @@ __all__ = [
     "dropped_fields",
     "is_applied",
     "micro_time",
+    "seize",
 ]

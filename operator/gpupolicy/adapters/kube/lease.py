@@ -14,6 +14,9 @@ can have seen earlier, and stops leading `margin` before the duration is over:
 
 Two leaders are excluded as long as work that is cancelled ends within the margin and clocks run at one speed; no
 Lease can do better. At rest both sides send one request in `renew_seconds`.
+
+`seize` takes a Lease from a leader that is not silent. That one can renew no more, so it stops at the latest when the
+duration that it wrote itself is over; who seizes waits for that long before it acts.
 """
 
 import asyncio
@@ -29,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
+_SEIZE_ATTEMPTS: Final = 5
 
 
 def _now() -> dt.datetime:
@@ -266,3 +270,42 @@ async def _ended(task: "asyncio.Future[None]") -> None:
         pass
     except Exception:
         logger.exception("Work that was told to stop leading failed")
+
+
+async def seize(kube: client.Kube, namespace: str, name: str, identity: str, *, seconds: int) -> float:
+    """Take a Lease whoever holds it, for one thing that has to be done without a leader.
+
+    Args:
+        kube: the client.
+        namespace: of the Lease.
+        name: of the Lease.
+        identity: who holds it from now on; the same one may call this again, to say for how long from then on.
+        seconds: how long candidates leave it alone from now on.
+
+    Returns:
+        For how many seconds the leader before may still act.
+
+    Raises:
+        ApiError: the API server refused, or somebody else wrote it at every attempt.
+    """
+    for attempt in range(_SEIZE_ATTEMPTS):
+        now = wire.micro_time(_now())
+        spec: dict[str, Any] = {"holderIdentity": identity, "leaseDurationSeconds": seconds, "renewTime": now}
+        try:
+            lease = await kube.get(resources.LEASES, name, namespace)
+        except errors.NotFound:
+            body: wire.Object = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+            held_seconds, writing = 0.0, kube.create(resources.LEASES, body)
+        else:
+            before = lease.get("spec") or {}
+            is_held = before.get("holderIdentity") not in {None, "", identity}
+            held_seconds = float(before.get("leaseDurationSeconds") or 0) if is_held else 0.0
+            writing = kube.replace(resources.LEASES, {**lease, "spec": {**before, **spec}})
+        try:
+            await writing
+        except errors.Conflict:
+            if attempt + 1 == _SEIZE_ATTEMPTS:
+                raise
+        else:
+            return held_seconds
+    raise AssertionError("unreachable")

@@ -249,3 +249,22 @@ def test_periods_that_leave_no_second_attempt_are_refused(duration, renew, margi
         kube.LeaderElection(
             None, "n", "l", "a", duration_seconds=duration, renew_seconds=renew, margin_seconds=margin
         )
+
+
+async def test_a_seized_lease_is_left_alone_for_as_long_as_it_says(candidates, client, namespace):
+    """The leader loses it within the time that it is told to wait for, and nobody leads until it is over."""
+    candidates("first")
+    await until(lambda: candidates.leading == ["first"])
+    held_seconds = await kube.seize(client, namespace, "leader", "job", seconds=30)
+    assert held_seconds == 3
+    await until(lambda: candidates.leading == [])
+    assert await kube.seize(client, namespace, "leader", "job", seconds=1) == 0
+    await until(lambda: candidates.leading == ["first"])
+    lease = await client.get(kube.LEASES, "leader", namespace)
+    assert lease["spec"]["holderIdentity"] == "first"
+
+
+async def test_a_lease_that_nobody_has_is_seized_at_once(client, namespace):
+    assert await kube.seize(client, namespace, "leader", "job", seconds=5) == 0
+    lease = await client.get(kube.LEASES, "leader", namespace)
+    assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseDurationSeconds"]) == ("job", 5)
