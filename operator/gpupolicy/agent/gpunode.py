@@ -129,7 +129,12 @@ class GpuNodeObject:
     async def _ensure(self) -> None:
         """Make the object unless it exists, trying until the API server lets us."""
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
-        body = {"metadata": {"name": self._node, "ownerReferences": [owner]}, "spec": {}}
+        metadata = {
+            "name": self._node,
+            "labels": {names.MANAGED_BY_LABEL: names.MANAGED_BY},
+            "ownerReferences": [owner],
+        }
+        body = {"metadata": metadata, "spec": {}}
         pause = _RETRY_SECONDS[0]
         while True:
             try:

@@ -31,7 +31,12 @@ class Publication:
     def __init__(
         self, client: kube.Kube, node: str, node_uid: str, *, on_change: Callable[[], None] = lambda: None
     ) -> None:
-        self._owner = slices.Owner(driver=names.DRIVER, node_name=node, node_uid=node_uid)
+        self._owner = slices.Owner(
+            driver=names.DRIVER,
+            node_name=node,
+            node_uid=node_uid,
+            labels={names.MANAGED_BY_LABEL: names.MANAGED_BY},
+        )
         self._on_change = on_change
         self._publisher = publisher.SlicePublisher(
             _Store(client, node), kube.dropped_fields, on_change=self._changed

@@ -30,6 +30,7 @@ POLICY_LABEL: Final = f"{GROUP}/policy"
 
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "gpupolicy"
+"""Value of that label on every object that controller or agents make."""
 
 RETIRING_TAINT: Final = f"{GROUP}/retiring"
 """Taint key of a device that is in use and will be re-carved once its claim is gone."""

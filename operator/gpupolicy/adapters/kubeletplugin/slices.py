@@ -21,7 +21,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 Object = dict[str, Any]
@@ -47,11 +47,15 @@ _INDEX: Final = re.compile(r"\[\d+\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose slices they are: one driver on one node. The node's uid makes them go with the node."""
+    """Whose slices they are: one driver on one node. The node's uid makes them go with the node.
+
+    `labels` are given to every slice that is written; a slice is not written for its labels alone.
+    """
 
     driver: str
     node_name: str
     node_uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,7 @@ def draft(pool: Pool, owner: Owner) -> tuple[Object, ...]:
             "kind": KIND,
             "metadata": {
                 "name": name_slice(prefix, pool.name, owner),
+                **({"labels": dict(owner.labels)} if owner.labels else {}),
                 "ownerReferences": [_owner_reference(owner)],
             },
             "spec": {
@@ -304,7 +309,10 @@ def _update(wanted: Object, of_pool: Mapping[str, Object]) -> Object:
     if live is None:
         return wanted
     kept = {key: live["metadata"][key] for key in _KEPT_METADATA if key in live["metadata"]}
-    return {**wanted, "metadata": {**kept, **wanted["metadata"]}}
+    metadata = {**kept, **wanted["metadata"]}
+    if "labels" in metadata:
+        metadata["labels"] = {**kept.get("labels", {}), **metadata["labels"]}
+    return {**wanted, "metadata": metadata}
 
 
 def _carry_times(drafts: Sequence[Object], live: Iterable[Object]) -> tuple[Object, ...]:

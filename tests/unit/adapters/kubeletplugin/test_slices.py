@@ -523,3 +523,21 @@ class Publishing(RuleBasedStateMachine):
 
 Publishing.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
 test_any_history_of_publishing = Publishing.TestCase
+
+
+def test_labels_are_given_and_those_of_others_are_kept() -> None:
+    """Labels alone are no reason to write; what is written anyway carries ours beside whatever somebody added."""
+    labelled = slices.Owner(
+        driver=OWNER.driver, node_name=OWNER.node_name, node_uid=OWNER.node_uid, labels={"by": "us"}
+    )
+    server = Server()
+    (written,) = slices.plan(pool(device("a")), OWNER, []).writes
+    assert "labels" not in written["metadata"]
+    server.create(written)
+    (live,) = server.items.values()
+    live["metadata"]["labels"] = {"team": "x", "by": "nobody"}
+    assert not slices.plan(pool(device("a")), labelled, [live])
+    (update,) = slices.plan(pool(device("b")), labelled, [live]).writes
+    assert update["metadata"]["labels"] == {"team": "x", "by": "us"}
+    (fresh,) = slices.plan(pool(device("b")), labelled, []).writes
+    assert fresh["metadata"]["labels"] == {"by": "us"}
