@@ -10,7 +10,7 @@ status have tasks of their own, and a card that needs a change goes through a *r
 
 All cards that need a change at one time share the first steps of a round; then each goes its own way, so a slow card
 delays itself only. A round that finds a device allocated, or that the plan now dooms another one, does nothing; the
-next pass starts from there. A card whose change failed is tried again after a pause that grows.
+next pass starts from there. A card whose change failed, be it by a bug of ours, is tried again after a pause that grows.
 """
 
 import asyncio
@@ -194,6 +194,7 @@ class Reconciler:
         self._changed_at: dict[str, float] = {}
         self._failures: dict[str, _Failure] = {}
         self._decisions: dict[str, CardDecision] = {}
+        self._latest: _Seen | None = None
         self._seen_at: float | None = None
         self._started_at = time.monotonic()
         self._ledger_problem = ""
@@ -224,15 +225,17 @@ class Reconciler:
 
     async def reconcile_once(self) -> None:
         """Make one pass."""
-        seen = await self._look()
+        seen = self._latest = await self._look()
         if self._wish.spec is None:
             return
         # Nothing may come between deciding and wishing: a round that began there could destroy what is wished for.
         if self._may_publish(seen.observation):
             self._slices.publish(in_order((d.gpu, d.published) for d in self._decisions.values()))
         await self._state.announce()
-        # A round decides on what it has listed itself; while one is under way, that is not to be forgotten here.
-        if not self._rounds and await self._claims.refresh(self._awaited()):
+        # A round decides on what it has listed itself, and so must the passes while it is under way and the one that
+        # begins the next: else each would doom another device than the other has withdrawn, and so for ever.
+        is_changing = self._rounds or any(d.needs_change for d in self._decisions.values())
+        if not is_changing and await self._claims.refresh(self._awaited()):
             self._state.reconcile.set()
         await self._note_applied(seen.observation)
         self._forget_failures(self._decisions)
@@ -250,8 +253,9 @@ class Reconciler:
         fresh = {uuid for uuid in gpus if self._is_fresh(uuid, observation)}
         spec = self._wish.spec or GpuNodeSpec()
         # While a card is being changed, or was meanwhile, what was decided on it before holds for one pass more.
+        named = self._claims.allocated.keys()
         self._decisions = {
-            uuid: self._decide(gpu, spec, circumstances, around)
+            uuid: self._decide(gpu, spec, circumstances, around, named=named)
             if uuid in fresh or uuid not in self._decisions
             else self._decisions[uuid]
             for uuid, gpu in gpus.items()
@@ -366,7 +370,7 @@ class Reconciler:
         circumstances: Circumstances,
         around: Surroundings,
         *,
-        named: Collection[str] = (),
+        named: Collection[str],
     ) -> CardDecision:
         damage = (around.damaged or {}).get(gpu.uuid)
         unproven = None if damage is None else Refusal(Reason.LEDGER_CORRUPT, damage)
@@ -442,14 +446,20 @@ class Reconciler:
         ready = asyncio.create_task(self._prepare_round(doomed))
 
         def decide(gpu: Gpu, allocated: ownership.Allocations) -> CardDecision:
+            # A round may last: what holds for the node is what the latest pass saw, not the one that began the round.
+            now = self._latest or seen
             spec = self._wish.spec or GpuNodeSpec()
             users = ownership.held(gpu, self._state.claims.values(), allocated)
-            return self._decide(users, spec, seen.circumstances, seen.around, named=allocated.keys())
+            return self._decide(users, spec, now.circumstances, now.around, named=allocated.keys())
+
+        def may_be_shown(name: str) -> bool:
+            # Of a device that this round did not wait for the list of claims may be too old, even if nobody shows it.
+            return name not in doomed or self._may_be_shown(name)
 
         for uuid, decision in due.items():
-            task = asyncio.create_task(self._round(uuid, ready, decide, _revision(decision)))
-            self._rounds[uuid] = task
-            task.add_done_callback(_raise)
+            self._rounds[uuid] = asyncio.create_task(
+                self._round(uuid, ready, decide, may_be_shown, _revision(decision))
+            )
 
     async def _prepare_round(self, doomed: frozenset[str]) -> ownership.Allocations | Refusal:
         """Wait until nobody can be allocated a doomed device any more, and return who was; or why that is not known."""
@@ -474,18 +484,11 @@ class Reconciler:
         uuid: str,
         ready: Awaitable[ownership.Allocations | Refusal],
         decide: Callable[[Gpu, ownership.Allocations], CardDecision],
+        may_be_shown: Callable[[str], bool],
         revision: str,
     ) -> None:
         try:
-            allocated = await ready
-            failure = allocated if isinstance(allocated, Refusal) else None
-            if not isinstance(allocated, Refusal) and not self._stopping:
-                self._changing.add(uuid)
-                outcome = await changes.change_card(
-                    self._state, self._hardware, uuid, lambda gpu: decide(gpu, allocated), self._may_be_shown
-                )
-                failure = outcome.failure
-                self._on_change()
+            failure = await self._change(uuid, ready, decide, may_be_shown)
             if failure is None:
                 self._failures.pop(uuid, None)
             else:
@@ -498,6 +501,30 @@ class Reconciler:
             self._changing.discard(uuid)
             self._rounds.pop(uuid, None)
             self._state.reconcile.set()
+
+    async def _change(
+        self,
+        uuid: str,
+        ready: Awaitable[ownership.Allocations | Refusal],
+        decide: Callable[[Gpu, ownership.Allocations], CardDecision],
+        may_be_shown: Callable[[str], bool],
+    ) -> Refusal | None:
+        try:
+            allocated = await ready
+            if isinstance(allocated, Refusal):
+                return allocated
+            if self._stopping:
+                return None
+            self._changing.add(uuid)
+            outcome = await changes.change_card(
+                self._state, self._hardware, uuid, lambda gpu: decide(gpu, allocated), may_be_shown
+            )
+            self._on_change()
+        except Exception as error:  # noqa: BLE001 - a bug that one card brings to light must not end the agent of all
+            _log.exception("the change of card %s failed", uuid)
+            text = f"card {uuid}: the agent failed ({type(error).__name__}: {error}); its log says where"
+            return Refusal(Reason.DEGRADED, text)
+        return outcome.failure
 
     def _may_be_shown(self, name: str) -> bool:
         return self._slices.may_be_shown(name, settle_seconds=self._timing.settle)
@@ -546,11 +573,3 @@ class Reconciler:
 
 def _revision(decision: CardDecision) -> str:
     return decision.assignment.revision if decision.assignment else ""
-
-
-def _raise(task: asyncio.Task[None]) -> None:
-    """Let a bug in a round end the process: a task that dies in silence would leave its card as it is for ever."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler(
-            {"message": "a round failed", "exception": error, "task": task}
-        )

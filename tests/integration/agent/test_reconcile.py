@@ -1,9 +1,11 @@
 """The loop on simulated cards: layouts come about, what is in use stays, trouble stays where it is."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +131,86 @@ async def test_an_allocation_that_was_on_its_way_is_found_and_pinned(node: Agent
     del node.claims.objects["late"]
     await node.until_applied(0, revision="r2")
     assert len(node.layout(0)) == 7
+
+
+async def test_what_a_claim_names_is_made_where_there_is_a_choice(node: AgentNode) -> None:
+    """The claim came late, or is of before a reboot: the pass and the round have to choose the same arrangement."""
+    node.want(0, ("3g.40gb", 2))
+    await node.until_applied(0)
+    one = held(node, 0, "3g.40gb")
+    node.claims.allocate("late", f"{one.rpartition('-')[0].removesuffix('-9')}-14-4", "pod-1")
+    node.want(0, ("3g.40gb", 1), ("2g.20gb", 1), revision="r2")
+    await node.until_applied(0, revision="r2")
+    assert node.layout(0) == ["3g.40gb@0", "2g.20gb@4"]
+
+
+async def test_a_round_destroys_nothing_that_it_did_not_withdraw(
+    node: AgentNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another layout is wanted while the claims are being listed: the list may be older than the last allocation."""
+    node.want(0, *SEVEN)
+    await node.until_applied(0)
+    listing, may_end = asyncio.Event(), asyncio.Event()
+    list_now = node.claims.list
+
+    async def list_slowly(*arguments: Any, **options: Any) -> Any:
+        found = await list_now(*arguments, **options)
+        listing.set()
+        await may_end.wait()
+        return found
+
+    monkeypatch.setattr(node.claims, "list", list_slowly)
+    node.want(0, ("1g.10gb", 5), ("2g.20gb", 1), revision="r2")
+    await node.until(listing.is_set)
+    late = min(node.slices.shown)
+    node.claims.allocate("late", late, "pod-1")
+    node.want(0, ("7g.80gb", 1), revision="r3")
+    await node.until(lambda: node.slices.shown == frozenset())
+    may_end.set()
+    await node.until(lambda: node.card(0).reason == "WaitingForClaims")
+    assert f"1g.10gb@{late.rpartition('-')[2]}" in node.layout(0)
+    del node.claims.objects["late"]
+    await node.until_applied(0, revision="r3")
+
+
+async def test_a_round_goes_by_what_holds_when_it_acts(node: AgentNode) -> None:
+    """A device plugin came while the round waited: then nothing is written any more."""
+    node.want(0)
+    await node.until_applied(0)
+    async with node.state.hold([node.card(0).uuid]):
+        node.want(0, *INFER, revision="r2")
+        await node.until(lambda: bool(node.loop._changing))
+        node.around = Surroundings(device_plugin="nvidia.com/gpu: 2")
+        await node.until(
+            lambda: node.wish.status is not None and node.wish.status.allocator == "DevicePlugin"
+        )
+    await node.until(lambda: not node.loop._rounds)
+    assert node.simulator.writes() == 0
+    node.around = Surroundings()
+    await node.until_applied(0, revision="r2")
+
+
+async def test_a_bug_that_one_card_brings_to_light_stays_with_it(
+    node: AgentNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told on the card and tried again after a pause; the neighbour goes on."""
+    sick = node.simulator.gpu(0)["uuid"]
+    tried = []
+    create = node.nvml.create_instance
+
+    async def buggy(gpu_uuid: str, *arguments: object) -> object:
+        if gpu_uuid == sick:
+            tried.append(gpu_uuid)
+            raise KeyError("surprise")
+        return await create(gpu_uuid, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(node.nvml, "create_instance", buggy)
+    node.want_all(*INFER)
+    await node.until(lambda: node.are_applied([1]) and node.card(0).reason == "Degraded")
+    assert "KeyError" in (node.card(0).message or "")
+    await node.until(lambda: len(tried) > 1)
+    monkeypatch.setattr(node.nvml, "create_instance", create)
+    await node.until_applied(0)
 
 
 async def test_a_claim_is_pinned_and_the_other_cards_go_on(node: AgentNode) -> None:
