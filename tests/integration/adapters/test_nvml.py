@@ -1,9 +1,12 @@
 """The NVML adapter on the simulator: everything is read, every fault is told apart, one sick card hides no other."""
 
 import asyncio
+import ctypes
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from gpupolicy.adapters.nvml import events
@@ -204,6 +207,39 @@ async def test_what_a_failed_creation_made_is_taken_away(
     assert node.simulator.layout(0) == []
 
 
+async def test_what_the_driver_makes_elsewhere_is_taken_away(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in the ledger would prove that it is ours, so it would be in our way for ever."""
+    node.simulator.create()
+    nvml, card = await node.enabled()
+    create = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+
+    def elsewhere(handle: object, profile: int, _: object) -> object:
+        place = pynvml.c_nvmlGpuInstancePlacement_t(start=4, size=2)
+        return create(handle, profile, ctypes.byref(place))
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceCreateGpuInstanceWithPlacement", elsewhere)
+    with pytest.raises(NvmlError, match=r"made 2g\.20gb at 4:2 instead of 2g\.20gb at 2:2") as failure:
+        await nvml.create_instance(card.uuid, profile_id(card, "2g.20gb"), Placement(2, 2))
+    assert failure.value.fault is Fault.FAILED, "CHANGED would say that somebody else has made it"
+    assert node.simulator.layout(0) == []
+
+
+async def test_an_instance_that_goes_while_it_is_read_says_nothing_of_the_others(node: Node) -> None:
+    """The handle is invalid then for every question, also for the profiles that it could have."""
+    node.simulator.create()
+    nvml, card = await node.enabled()
+    one = await nvml.create_instance(card.uuid, profile_id(card, "1g.10gb"), Placement(0, 1))
+    # NVML_ERROR_INVALID_ARGUMENT for each of the nine compute profiles.
+    node.simulator.add_fault("nvmlGpuInstanceGetComputeInstanceProfileInfoV", code=2, count=9)
+    other = node.nvml()
+    (seen,) = (await other.observe()).gpus
+    assert [i.uuid for i in seen.instances] == [""], "all nine were hit"
+    node.simulator.clear_faults()
+    assert (await other.read(card.uuid)).instances == (one,)
+
+
 async def test_a_gpu_instance_without_compute_instance_is_seen(node: Node) -> None:
     """A creation that the driver does not even let us take back must not become an invisible hole in the card."""
     node.simulator.create()
@@ -335,6 +371,27 @@ async def test_a_card_that_left_the_list_is_unhealthy_and_indices_may_shift(node
     assert (await nvml.observe()).gpus == before
 
 
+@pytest.mark.parametrize("noticed", [False, True], ids=["between two looks", "seen to go"])
+async def test_a_card_that_comes_back_with_another_device_node_is_asked_again(
+    node: Node, noticed: bool
+) -> None:
+    """The driver numbers nodes in the order in which it meets cards; a container must not get its neighbour's."""
+    node.simulator.create(gpus=2)
+    nvml = node.nvml()
+    first, second = (await nvml.observe()).gpus
+    node.simulator.detach(0)
+    node.simulator.detach(1)
+    if noticed:
+        assert {g.health for g in (await nvml.observe()).gpus} == {Health.UNHEALTHY}
+    node.simulator.set(0, minor_number=7)
+    node.simulator.set(1, minor_number=0)
+    node.simulator.attach(0)
+    node.simulator.attach(1)
+    seen = {g.uuid: g for g in (await nvml.observe()).gpus}
+    assert (seen[first.uuid].minor, seen[second.uuid].minor) == (7, 0)
+    assert seen[first.uuid] == replace(first, minor=7)
+
+
 async def test_a_swapped_card_takes_the_place_of_the_old_one(node: Node) -> None:
     node.simulator.create(gpus=2)
     nvml = node.nvml()
@@ -452,6 +509,9 @@ async def test_an_xid_makes_its_card_unhealthy(node: Node) -> None:
     seen = (await nvml.observe()).gpus
     assert [g.health for g in seen] == [Health.HEALTHY, Health.UNHEALTHY]
     assert "XID 48" in seen[1].health_message
+    assert (await nvml.read(seen[1].uuid)).health is Health.UNHEALTHY, (
+        "a change under way must hear of it too"
+    )
 
 
 async def test_an_xid_of_a_faulty_program_is_no_sickness(node: Node) -> None:

@@ -147,18 +147,25 @@ def create(
         fitting = _full_compute_profile(library, gpu_instance, profile, known)
         library.call("nvmlGpuInstanceCreateComputeInstance", gpu_instance, fitting.id)
         instance = _read_instance(library, gpu_instance, profile, known)
+        _check_made(instance, profile, placement)
     except NvmlError:
-        _clear(library, handle, profile, placement, known)
+        _clear(library, gpu_instance, profile, known)
         raise
-    if (instance.profile_id, instance.placement) != (profile.id, placement) or not instance.uuid:
-        raise NvmlError(
-            "create instance",
-            NO_CODE,
-            f"the driver made {instance.profile} at {instance.placement.start}:{instance.placement.size} instead of "
-            f"{profile.name} at {placement.start}:{placement.size}",
-            fault=Fault.CHANGED,
-        )
     return instance
+
+
+def _check_made(instance: Instance, profile: MigProfile, placement: Placement) -> None:
+    """Raise where the driver made something else than it was asked for."""
+    if (instance.profile_id, instance.placement) == (profile.id, placement) and instance.uuid:
+        return
+    made = f"{instance.profile} at {instance.placement.start}:{instance.placement.size}"
+    made += "" if instance.uuid else " without a usable compute instance"
+    raise NvmlError(
+        "create instance",
+        NO_CODE,
+        f"the driver made {made} instead of {profile.name} at {placement.start}:{placement.size}",
+        fault=Fault.FAILED,
+    )
 
 
 def destroy(
@@ -189,9 +196,7 @@ def destroy(
             f"{profile.name} at {placement.start} is {standing.uuid} and no longer {uuid}",
             fault=Fault.CHANGED,
         )
-    for compute_instance in _compute_instances(library, gpu_instance, profile, known):
-        library.call("nvmlComputeInstanceDestroy", compute_instance)
-    library.call("nvmlGpuInstanceDestroy", gpu_instance)
+    _destroy(library, gpu_instance, profile, known)
     if _find(library, handle, profile, placement) is not None:
         raise NvmlError(
             "nvmlGpuInstanceDestroy",
@@ -202,12 +207,19 @@ def destroy(
     return True
 
 
-def _clear(
-    library: Library, handle: Any, profile: MigProfile, placement: Placement, known: ComputeProfiles
-) -> None:
-    """Remove what a failed creation left, as far as the driver lets us; the ledger remembers the rest."""
+def _destroy(library: Library, gpu_instance: Any, profile: MigProfile, known: ComputeProfiles) -> None:
+    for compute_instance in _compute_instances(library, gpu_instance, profile, known):
+        library.call("nvmlComputeInstanceDestroy", compute_instance)
+    library.call("nvmlGpuInstanceDestroy", gpu_instance)
+
+
+def _clear(library: Library, gpu_instance: Any, profile: MigProfile, known: ComputeProfiles) -> None:
+    """Remove what a failed creation left, as far as the driver lets us; the ledger remembers the rest.
+
+    By the handle that the creation returned: that proves that it is ours, wherever the driver has put it.
+    """
     try:
-        destroy(library, handle, profile, placement, known)
+        _destroy(library, gpu_instance, profile, known)
     except NvmlError:
         return
 
@@ -250,8 +262,10 @@ def _compute_profiles(
         found.setdefault(
             int(info.id), _ComputeProfile(int(info.id), int(info.sliceCount), int(info.instanceCount))
         )
-    known[profile.id] = tuple(found.values())
-    return known[profile.id]
+    # None at all is what a GPU instance answers that somebody destroyed meanwhile; that says nothing of the card.
+    if found:
+        known[profile.id] = tuple(found.values())
+    return tuple(found.values())
 
 
 def _full_compute_profile(

@@ -142,7 +142,7 @@ class Nvml:
         Raises:
             NvmlError: it cannot be read, or its slot holds another card now (CHANGED).
         """
-        return await self._on_card(gpu_uuid, self._read)
+        return self._judged(await self._on_card(gpu_uuid, self._read))
 
     async def set_mig_mode(self, gpu_uuid: str, *, enabled: bool) -> Mode:
         """Set the MIG mode; see `instances.set_mode`."""
@@ -300,6 +300,9 @@ class Nvml:
                 "nvmlDeviceGetUUID", NO_CODE, "another card answers in its place", fault=Fault.CHANGED
             )
         mode = instances.read_mode(self._library, card.handle)
+        if card.facts is not None and card.facts.minor not in (None, self._minor(card)):
+            # The card left the bus and came back between two looks; its node may be another card's by now.
+            card.facts = None
         if card.facts is None or not card.facts.complete:
             card.facts = read_facts(
                 self._library, card.handle, card.uuid, sysfs=self._sysfs, mig_capable=mode is not None
@@ -312,6 +315,12 @@ class Nvml:
         processes = instances.read_processes(self._library, card.handle)
         card.last, card.read_at = _gpu(card, mode, standing, processes), read_at
         return card.last
+
+    def _minor(self, card: _Card) -> int | None:
+        """Return the number of the card's device node; what is known of it where the card does not say."""
+        answer = self._library.optional("nvmlDeviceGetMinorNumber", card.handle)
+        known = card.facts.minor if card.facts else None
+        return known if isinstance(answer, NvmlError) else int(answer)
 
     async def _on_card(self, gpu_uuid: str, work: Callable[[_Card], _T]) -> _T:
         card = self._cards.get(gpu_uuid)
@@ -329,6 +338,8 @@ class Nvml:
             if card.last is None or card.last.pci_bus_id in taken:
                 del self._cards[uuid]
                 continue
+            # It may come back in another slot, or with another device node.
+            card.facts = None
             # While a card does not say which it is, it may be this one.
             text = "the driver no longer lists it" if complete else "a card does not say which it is"
             fault = Fault.LOST if complete else Fault.FAILED
