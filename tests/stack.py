@@ -204,6 +204,7 @@ class Stack:
         *arguments: str,
         toolkit: bool = False,
         environment: Mapping[str, str] | None = None,
+        name: str = "",
     ) -> Daemon:
         """Start the agent of a node, with a token that is bound to it.
 
@@ -213,6 +214,7 @@ class Stack:
             toolkit: whether it asks NVIDIA's container toolkit for the driver's files. The toolkit reads /proc at
                 absolute paths, so the agent then runs where the simulated files stand at those.
             environment: further variables of its process.
+            name: name of the process, for a second agent beside the one that `agent` returns.
         """
         access = self.cluster.service_account_kubeconfig(
             NAMESPACE, "gpupolicy-agent", node=node.name, expiration_seconds=24 * 3600
@@ -248,7 +250,7 @@ class Stack:
         words += [f"--cdi-mount={mount}" for mount in mounts]
         command = [*prefix, sys.executable, "-m", "gpupolicy.agent.app", *words, *arguments]
         daemon = self.cluster.daemon(
-            f"{node.name}-agent",
+            name or f"{node.name}-agent",
             [str(word) for word in command],
             environment={
                 "PYTHONPATH": str(ROOT / "operator"),

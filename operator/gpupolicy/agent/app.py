@@ -1,8 +1,12 @@
 """The agent's process: composes the parts, starts them in the order that keeps promises, and ends in an orderly way.
 
-    Node's UID ─> ledger ─> first look at the cards ─> claims of before are taken up ─> kubelet plugin serves
-                                                                                 └> loop, slices, GpuNode, node watch
+    probes ─> lock of the node ─> Node's UID ─> ledger ─> first look at the cards ─> claims of before are taken up
+                                                     ─> kubelet plugin serves ─> loop, slices, GpuNode, node watch
     SIGTERM ─> loop ends, changes under way are finished ─> sockets removed, calls finished ─> connections close
+                                                                                             ─> the lock is free
+
+Before it has the lock of the node an agent touches no card, no slice, no socket and no ledger: the one that has it may be
+in the middle of a change.
 
 Slices, classes and pods stay as they are when the agent goes: a restart must not withdraw devices, and pods go on.
 """
@@ -15,16 +19,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from gpupolicy import __version__
 from gpupolicy.adapters import cdi, devicefiles, files, kube, logs
 from gpupolicy.adapters.kubeletplugin.server import KubeletPlugin, PluginStatus
 from gpupolicy.adapters.ledger import Contents, Damage, Ledger
+from gpupolicy.adapters.nodelock import NodeLock
 from gpupolicy.adapters.nvml import library
 from gpupolicy.adapters.nvml.errors import NvmlError
 from gpupolicy.adapters.nvml.session import Nvml
@@ -43,7 +49,10 @@ from gpupolicy.core import ownership, records
 from gpupolicy.core.records import PreparedDevice
 from gpupolicy.core.refusals import Refusal
 
-_log = logging.getLogger(__name__)
+# Not __name__, which is __main__ when the module is run as a program.
+_log = logging.getLogger("gpupolicy.agent.app")
+
+_T = TypeVar("_T")
 
 _TIMING: Final = Timing()
 SWEEP_SECONDS: Final = 600.0
@@ -94,6 +103,11 @@ class Options:
     def plugin_directory(self) -> Path:
         """The driver's own directory below the kubelet's."""
         return self.kubelet_root / "plugins" / names.DRIVER
+
+    @property
+    def lock_path(self) -> Path:
+        """What the one agent of this node holds; see `nodelock`."""
+        return self.plugin_directory / "agent.lock"
 
     @property
     def boot_id_path(self) -> Path:
@@ -183,16 +197,12 @@ class Agent:
         Raises:
             files.FileError: the ledger cannot be read.
             sockets.SocketError: the kubelet's directories cannot be served.
-            OSError: the port of the health endpoints is taken.
         """
         contents = await self._ledger.load()
         self._take_up(contents)
         # What stands has to be known before claims of before are taken up, and they before anything is planned.
         await self.reconciler.look()
         await self._recover(contents)
-        runner = None
-        if self._options.health_port is not None:
-            runner = await endpoints.serve(self._options.health_port, self._unready, self.metrics)
         # What start-up left behind is not garbage, and need not be looked at again.
         gc.collect()
         gc.freeze()
@@ -210,8 +220,6 @@ class Agent:
                 async with asyncio.timeout(DRAIN_SECONDS):
                     await self.reconciler.drain()
             await self.plugin.stop()
-            if runner is not None:
-                await runner.cleanup()
             await self.nvml.close()
         if isinstance(results[0], Exception):
             raise results[0]
@@ -285,6 +293,7 @@ class Agent:
 
     def _plugin_changed(self, status: PluginStatus) -> None:
         if status.registered and not self._registered:
+            _log.info("the kubelet has registered the driver: claims can be prepared")
             # The kubelet wipes the slices of its node when it starts, at this very moment.
             self.publication.wake()
         self._registered = status.registered
@@ -312,7 +321,8 @@ class Agent:
             troubles=tuple(troubles), device_plugin=self._watch.device_plugin, damaged=self._damaged
         )
 
-    def _unready(self) -> str:
+    def unready(self) -> str:
+        """Return why claims cannot be prepared now; empty when they can."""
         if not self.state.loaded.is_set():
             return "the cards have not been seen yet"
         status = self.plugin.status
@@ -326,14 +336,17 @@ async def serve(options: Options) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with kube.Kube.connect(options.kubeconfig, user_agent="gpupolicy-agent") as client:
+    async with contextlib.AsyncExitStack() as stack:
+        doors = await stack.enter_async_context(endpoints.Endpoints(options.health_port))
+        lock = stack.enter_context(NodeLock(options.lock_path, _holder(options)))
+        client = await stack.enter_async_context(
+            kube.Kube.connect(options.kubeconfig, user_agent="gpupolicy-agent")
+        )
+        if not await _unless_stopped(_alone(lock, doors), stop):
+            return
         watch = NodeWatch(client, options.node)
-        uid = asyncio.create_task(watch.uid())
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([uid, stopped], return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not uid.done():
-            uid.cancel()
+        uid = await _unless_stopped(watch.uid(), stop)
+        if not uid:
             return
         options.state_directory.parent.mkdir(parents=True, exist_ok=True)
         options.cdi_directory.mkdir(parents=True, exist_ok=True)
@@ -344,9 +357,42 @@ async def serve(options: Options) -> None:
             boot_id_path=options.boot_id_path,
         )
         async with ledger:
-            agent = Agent(client, options, node_uid=uid.result(), ledger=ledger, watch=watch)
+            agent = Agent(client, options, node_uid=uid, ledger=ledger, watch=watch)
             watch.on_change = agent.state.reconcile.set
+            doors.unready, doors.measured = agent.unready, agent.metrics
             await agent.run(stop)
+
+
+async def _alone(lock: NodeLock, doors: endpoints.Endpoints) -> bool:
+    """Wait until no other agent runs on this node; say meanwhile who does. Always returns True."""
+    if not lock.take():
+        text = (
+            f"another agent runs on this node ({lock.other}); this one waits for its end and touches nothing"
+        )
+        _log.warning("%s", text)
+        doors.unready = lambda: text
+        await lock.wait()
+        _log.info("the other agent has ended; this one takes over")
+        doors.unready = lambda: "the agent is taking over from another one"
+    return True
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
+    """Return what work returns; None where `stop` is set first, and then the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not task.done():
+        task.cancel()
+        return None
+    return task.result()
+
+
+def _holder(options: Options) -> str:
+    """Return who we are, for an agent that has to wait for us. A pid means nothing outside of its pod."""
+    pod = f"pod {options.instance_id}, " if options.instance_id else ""
+    return f"{pod}process {os.getpid()}, since {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[Options, str]:
@@ -381,7 +427,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[Options, str]:
     add("--poll-seconds", type=_seconds, default=_TIMING.poll, help="how often the cards are looked at")
     add("--settle-seconds", type=_seconds, default=_TIMING.settle, help="pause between withdrawal and change")
     add("--nvml-seconds", type=_seconds, default=30.0, help="deadline of one NVML call")
-    add("--health-port", type=int, help="port of /healthz and /readyz; default: none")
+    add("--health-port", type=int, help="port of /healthz, /readyz and /metrics; default: none")
     add(
         "--pod-uid",
         default=os.environ.get("POD_UID"),

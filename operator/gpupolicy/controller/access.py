@@ -1,100 +1,158 @@
-"""Writes what enforces `spec.access`: an admission policy with its binding, and quotas.
+"""Keeps what enforces `spec.access` in line: an admission policy with its binding, and quotas.
 
-They are written when a policy is first seen by this process and whenever what is wanted of them changes; nothing is read or
-written in between. What is not wanted any more is deleted if the policy is its owner, so that an object of
-somebody else with the same name is never touched.
+What stands is read from the copies that the watches keep, so nothing is asked at rest, and an edit by hand is put right as
+soon as the watch tells of it. An object is written when it differs from what is wanted. What is not wanted any more is
+deleted if the policy is its owner, so that an object of somebody else with the same name is never deleted.
+
+A controller may lack the right to watch one of these kinds, or to write it. That refuses the policies that need the kind,
+and no other.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gpupolicy.adapters import kube
 from gpupolicy.api import names
 from gpupolicy.api.conditions import Reason
-from gpupolicy.controller.world import PolicyEntry
-from gpupolicy.core import access
+from gpupolicy.controller import events
+from gpupolicy.controller.world import PolicyEntry, World
+from gpupolicy.core import access, access_objects
+from gpupolicy.core.access_objects import LiveObject
 from gpupolicy.core.classes import DesiredClass
 from gpupolicy.core.refusals import Refusal
 
+RESOURCES: Final[Mapping[str, kube.Resource]] = {
+    access_objects.POLICY_KIND: kube.VALIDATING_ADMISSION_POLICIES,
+    access_objects.BINDING_KIND: kube.VALIDATING_ADMISSION_POLICY_BINDINGS,
+    access_objects.QUOTA_KIND: kube.RESOURCE_QUOTAS,
+}
+"""The kinds that are watched and written for `spec.access`."""
+
 _MANAGER: Final = names.CONTROLLER_FIELD_MANAGER
-_FENCES: Final = (kube.VALIDATING_ADMISSION_POLICY_BINDINGS, kube.VALIDATING_ADMISSION_POLICIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        refusal: why access cannot be as wanted; None where it is.
+        posts: what to tell of objects that somebody else had changed.
+    """
+
+    refusal: Refusal | None = None
+    posts: tuple[events.Event, ...] = ()
 
 
 class AccessWriter:
-    """Brings the objects of policies in line; one instance per process."""
+    """Brings the objects of policies in line; one instance per process.
 
-    def __init__(self, client: kube.Kube) -> None:
+    Args:
+        client: the API server.
+        world: the copies.
+        unreadable: why the objects of a kind cannot be watched; empty where they can.
+    """
+
+    def __init__(self, client: kube.Kube, world: World, unreadable: Callable[[str], str]) -> None:
         self._client = client
-        self._written: dict[str, object] = {}
-        """Policy UID -> what was written last."""
+        self._world = world
+        self._unreadable = unreadable
+        self._settled: dict[access_objects.Key, tuple[Mapping[str, Any], LiveObject]] = {}
+        """What was wanted of an object when it was last seen to be right, and how it stood then."""
 
-    async def write(self, entry: PolicyEntry, wishes: Sequence[DesiredClass]) -> Refusal | None:
-        """Write what a policy wants; return why that cannot be, in words for its status.
+    async def write(self, entry: PolicyEntry, wishes: Sequence[DesiredClass]) -> Outcome:
+        """Write what a policy wants and what does not stand yet.
 
         Raises:
             ApiError: the API server refused or did not answer.
         """
-        wanted = entry.policy.spec.access
-        problem = access.refusal(wanted, wishes)
+        spec = entry.policy.spec.access
+        problem = access.refusal(spec, wishes)
         if problem is not None:
-            return problem
-        fence = access.fence(entry.name, entry.uid, wanted, wishes)
-        quotas = access.quotas(entry.name, entry.uid, wanted, wishes)
-        if self._written.get(entry.uid) == (fence, quotas):
-            return None
+            return Outcome(problem)
+        wanted = access.objects(entry.name, entry.uid, spec, wishes)
+        for kind in sorted({body["kind"] for body in wanted}):
+            if text := self._unreadable(kind):
+                return Outcome(_missing_right(text))
+        posts, missing = [], []
         # A fence that is wider than before comes first, one that goes goes last: nobody is let in by the way.
-        if fence is not None:
-            await self._apply(kube.VALIDATING_ADMISSION_POLICIES, fence.policy)
-            await self._apply(kube.VALIDATING_ADMISSION_POLICY_BINDINGS, fence.binding)
-        missing = [n for n, quota in quotas.items() if not await self._apply_quota(quota)]
-        await self._remove_quotas(entry, keep=quotas)
-        if fence is None:
-            for resource in _FENCES:
-                await self._remove(resource, access.object_name(entry.name), entry.uid)
+        for body in wanted:
+            live = self._world.access.get(access_objects.key_of(body))
+            fields = self._differences(body, live)
+            if live is not None and not fields:
+                self._settled[live.key] = (body, live)
+                continue
+            stored = await self._bring(body)
+            if stored is None:
+                missing.append(body["metadata"]["namespace"])
+                continue
+            if self._was_right(body):
+                posts.append(_healed(entry, stored, fields))
+            self._settled[stored.key] = (body, stored)
+            self._world.put_access(stored)
+        for live in access_objects.obsolete(wanted, self._world.access.values(), entry.uid):
+            await self._delete(live)
         if missing:
-            return Refusal(
-                Reason.INVALID_POLICY,
-                f"spec.access.quotas: there is no namespace {', '.join(missing)}; create it or remove the entry",
-            )
-        self._written[entry.uid] = (fence, quotas)
-        return None
+            text = f"there is no namespace {', '.join(missing)}; create it or remove the entry"
+            return Outcome(Refusal(Reason.INVALID_POLICY, f"spec.access.quotas: {text}"), tuple(posts))
+        return Outcome(None, tuple(posts))
 
     def forget(self, uid: str) -> None:
         """Forget a policy that is gone; its objects go with it."""
-        self._written.pop(uid, None)
+        self._settled = {
+            key: (body, live) for key, (body, live) in self._settled.items() if uid not in live.owner_uids
+        }
 
-    async def _apply(self, resource: Any, body: Mapping[str, Any]) -> None:
-        await self._client.apply(resource, dict(body), field_manager=_MANAGER, force=True)
+    def _differences(self, body: Mapping[str, Any], live: LiveObject | None) -> tuple[str, ...]:
+        """Return in what an object is not as wanted; nothing where it stands as our last write left it."""
+        if live is None:
+            return ()
+        known = self._settled.get(live.key)
+        if known is not None and known[0] == body and known[1].spec == live.spec:
+            # What a server newer than this program fills in is no drift, and would be written for ever.
+            return tuple(f for f in access_objects.drift(body, live) if not f.startswith("spec."))
+        return access_objects.drift(body, live)
 
-    async def _apply_quota(self, quota: Mapping[str, Any]) -> bool:
+    def _was_right(self, body: Mapping[str, Any]) -> bool:
+        known = self._settled.get(access_objects.key_of(body))
+        return known is not None and known[0] == body
+
+    async def _bring(self, body: Mapping[str, Any]) -> LiveObject | None:
+        """Write an object; return it as stored, None where its namespace is not there."""
+        kind = body["kind"]
+        resource = RESOURCES[kind]
         try:
-            await self._apply(kube.RESOURCE_QUOTAS, quota)
+            stored = await self._client.apply(resource, dict(body), field_manager=_MANAGER, force=True)
         except kube.NotFound:
-            return False
-        return True
+            return None
+        except kube.Forbidden as error:
+            if any(cause.reason == "NamespaceTerminating" for cause in error.causes):
+                return None
+            raise
+        if access_objects.drift(body, LiveObject.of(kind, stored)):
+            # An apply leaves what others have added; here it must go.
+            meta = {k: v for k, v in stored["metadata"].items() if k != "managedFields"}
+            whole = {**stored, "metadata": meta, "spec": body["spec"]}
+            stored = await self._client.replace(resource, whole, field_manager=_MANAGER)
+        return LiveObject.of(kind, stored)
 
-    async def _remove_quotas(self, entry: PolicyEntry, *, keep: Mapping[str, Any]) -> None:
-        selector = f"{names.POLICY_LABEL}={entry.name},{names.MANAGED_BY_LABEL}={names.MANAGED_BY}"
-        found = await self._client.list(kube.RESOURCE_QUOTAS, label_selector=selector)
-        for item in found.items:
-            meta = item["metadata"]
-            if meta["namespace"] not in keep and _owned(item, entry.uid):
-                await self._delete(kube.RESOURCE_QUOTAS, meta["name"], meta["uid"], meta["namespace"])
-
-    async def _remove(self, resource: Any, name: str, owner_uid: str) -> None:
-        try:
-            found = await self._client.get(resource, name)
-        except kube.NotFound:
-            return
-        if _owned(found, owner_uid):
-            await self._delete(resource, name, found["metadata"]["uid"])
-
-    async def _delete(self, resource: Any, name: str, uid: str, namespace: str | None = None) -> None:
-        try:
-            await self._client.delete(resource, name, namespace, uid=uid)
-        except (kube.NotFound, kube.Conflict):
-            return
+    async def _delete(self, live: LiveObject) -> None:
+        with contextlib.suppress(kube.NotFound, kube.Conflict):
+            await self._client.delete(RESOURCES[live.kind], live.name, live.namespace or None, uid=live.uid)
+        self._settled.pop(live.key, None)
+        self._world.drop_access(live.key, live.uid)
 
 
-def _owned(item: Mapping[str, Any], uid: str) -> bool:
-    return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences", ()))
+def _missing_right(text: str) -> Refusal:
+    return Refusal(
+        Reason.DEGRADED,
+        f"what enforces spec.access of this policy cannot be watched; add the right to the controller's ClusterRole: {text}",
+    )
+
+
+def _healed(entry: PolicyEntry, stored: LiveObject, fields: tuple[str, ...]) -> events.Event:
+    where = f" of namespace {stored.namespace}" if stored.namespace else ""
+    subject = events.Subject.policy(entry.name, entry.uid)
+    return events.access_healed(subject, f"{stored.kind} {stored.name}{where}", fields)

@@ -89,6 +89,7 @@ class Controller:
         self.queue: WorkQueue[reconcile.Key] = WorkQueue(spacing_seconds=SPACING_SECONDS)
         router = watches.Router(self.world, self.queue)
         self._reflectors = watches.reflectors(client, self.world, router)
+        self._access_reflectors = watches.access_reflectors(client, router)
         self._policies = policy_watch.PolicyWatch(client, options.kubeconfig, router.policy)
         self.reconciler = reconcile.Reconciler(
             client,
@@ -98,6 +99,7 @@ class Controller:
             poster=apply.Poster(client, options.identity),
             clock=lambda: dt.datetime.now(dt.UTC),
             stale_after_seconds=options.stale_after_seconds,
+            unreadable=self._unreadable,
         )
         self._election = kube.LeaderElection(
             client,
@@ -119,19 +121,13 @@ class Controller:
         )
 
     async def run(self) -> None:
-        """Run until cancelled.
-
-        Raises:
-            OSError: the port of the health endpoints is taken.
-        """
-        port = await self._health.start()
-        logger.info(
-            "gpupolicy-controller %s as %s, health on port %d", __version__, self._options.identity, port
-        )
+        """Run until cancelled."""
+        logger.info("gpupolicy-controller %s as %s", __version__, self._options.identity)
+        await self._health.start(lambda port: logger.info("health on port %d", port))
         try:
             await self._await_crds()
             async with asyncio.TaskGroup() as tasks:
-                for reflector in self._reflectors:
+                for reflector in (*self._reflectors, *self._access_reflectors):
                     tasks.create_task(reflector.run(), name=f"reflector-{reflector.resource}")
                 tasks.create_task(self._policies.run(), name="policies")
                 await self._synced()
@@ -161,7 +157,12 @@ class Controller:
     async def _synced(self) -> None:
         for reflector in self._reflectors:
             await reflector.synced.wait()
+        for reflector in self._access_reflectors:
+            await reflector.answered.wait()
         await self._policies.synced.wait()
+
+    def _unreadable(self, kind: str) -> str:
+        return next((r.refusal for r in self._access_reflectors if r.resource.kind == kind), "")
 
     def _sizes(self) -> tuple[int, int]:
         return len(self.world.policies), len(self.world.nodes)
@@ -199,11 +200,13 @@ class Controller:
 
     def _not_synced(self) -> str | None:
         waiting = [str(r.resource) for r in self._reflectors if not r.synced.is_set()]
+        waiting += [str(r.resource) for r in self._access_reflectors if not r.answered.is_set()]
         waiting += [] if self._policies.synced.is_set() else [str(kube.GPUPOLICIES)]
         return f"not read yet: {', '.join(waiting)}" if waiting else None
 
     def _silence(self) -> str | None:
-        ages = {r.resource: r.last_contact_age_seconds() for r in self._reflectors}
+        heard = (*self._reflectors, *(r for r in self._access_reflectors if not r.refusal))
+        ages = {r.resource: r.last_contact_age_seconds() for r in heard}
         silent = [
             f"{resource} for {age:.0f} seconds" for resource, age in ages.items() if age > SILENCE_SECONDS
         ]

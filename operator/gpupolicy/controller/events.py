@@ -81,9 +81,17 @@ def class_changed(policy: Subject, name: str, fields: Sequence[str]) -> Event:
 
 def class_healed(policy: Subject, name: str, fields: Sequence[str]) -> Event:
     """Say that somebody else had changed a class, or deleted it (no fields)."""
-    what = f"was changed by somebody else ({', '.join(fields)})" if fields else "was deleted by somebody else"
-    note = f"DeviceClass {name} {what} and was put right; change the policy instead"
-    return Event(policy, "Warning", EventReason.DRIFT, "HealClass", note)
+    return Event(policy, "Warning", EventReason.DRIFT, "HealClass", _put_right(f"DeviceClass {name}", fields))
+
+
+def access_healed(policy: Subject, what: str, fields: Sequence[str]) -> Event:
+    """Say that somebody else had changed what enforces `spec.access`, or deleted it (no fields)."""
+    return Event(policy, "Warning", EventReason.DRIFT, "HealAccess", _put_right(what, fields))
+
+
+def _put_right(what: str, fields: Sequence[str]) -> str:
+    how = f"was changed by somebody else ({', '.join(fields)})" if fields else "was deleted by somebody else"
+    return f"{what} {how} and was put right; change the policy instead"
 
 
 def class_deleted(policy: Subject, name: str) -> Event:

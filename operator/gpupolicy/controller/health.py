@@ -5,12 +5,17 @@ and nobody does it. `/readyz` fails until the copies are complete, and while the
 long that they may be wrong. Both answer with one line per check.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from gpupolicy.adapters import listening
 from gpupolicy.adapters.metrics import CONTENT_TYPE, Metrics
+
+_REMEDY = "choose another one with controller.healthPort of the chart (--health-port)"
 
 Check = Callable[[], str | None]
 """Returns what is wrong; None when nothing is."""
@@ -45,20 +50,21 @@ class HealthServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         self._host = host
         self._port = port
+        self._listening: asyncio.Task[None] | None = None
 
-    async def start(self) -> int:
-        """Listen; return the port.
-
-        Raises:
-            OSError: the port is taken.
-        """
+    async def start(self, bound: Callable[[int], None]) -> None:
+        """Begin to listen; where the port is taken, as soon as it is free. `bound` is told the port."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
-        await site.start()
-        return int(self._runner.addresses[0][1])
+        self._listening = asyncio.create_task(
+            listening.listen(self._runner, self._host, self._port, remedy=_REMEDY, bound=bound)
+        )
 
     async def stop(self) -> None:
         """Stop listening and close what is open."""
+        if self._listening is not None:
+            self._listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._listening
         await self._runner.cleanup()
 
     async def _alive(self, _: web.Request) -> web.Response:

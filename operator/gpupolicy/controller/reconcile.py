@@ -37,7 +37,7 @@ STALE_AFTER_SECONDS: Final = 600.0
 """After this long without a word from an agent, what it said is no longer taken for true."""
 
 _ACCESS_SECONDS: Final = 30.0
-"""How soon to look again for a namespace that a quota is for."""
+"""How soon to look again for a namespace that a quota is for, or for a right that was missing."""
 
 _JUDGING_SECONDS: Final = 0.05
 """How soon to look again while other policies have not been judged after a start."""
@@ -70,6 +70,7 @@ class Reconciler:
         poster: apply.Poster,
         clock: Callable[[], dt.datetime],
         stale_after_seconds: float = STALE_AFTER_SECONDS,
+        unreadable: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Prepare; nothing is read or written before `run`.
 
@@ -81,6 +82,7 @@ class Reconciler:
             poster: where events go.
             clock: the present moment, aware.
             stale_after_seconds: see `STALE_AFTER_SECONDS`.
+            unreadable: see `access.AccessWriter`.
         """
         self._client = client
         self._world = world
@@ -93,7 +95,7 @@ class Reconciler:
         self._told: dict[str, PlannedNode] = {}
         """The plans that the policies concerned were asked to report."""
         self._dropped: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._access = access.AccessWriter(client)
+        self._access = access.AccessWriter(client, world, unreadable)
 
     async def run(self, key: Key) -> None:
         """Run one key.
@@ -146,13 +148,17 @@ class Reconciler:
         posts: list[events.Event] = []
         failure: kube.ApiError | None = None
         if case.acts:
+            subject = "a DeviceClass"
             try:
-                posts = await self._apply_classes(case)
-                case = await self._grant_access(case)
+                posts += await self._apply_classes(case)
+                subject = "what enforces spec.access"
+                outcome = await self._access.write(case.entry, case.wishes)
+                posts += outcome.posts
+                case = self._with_access(case, outcome.refusal)
             except (kube.Invalid, kube.Forbidden) as error:
                 # Asking again will not help until somebody does something, so it is told to somebody.
                 failure = error
-                case = judging.with_refusal(case, _refused_by_server(error))
+                case = judging.with_refusal(case, _refused_by_server(error, subject))
         if self._planning.is_possible:
             posts += await self._report(case)
         else:
@@ -171,9 +177,8 @@ class Reconciler:
             for other in self._world.policies.keys() - {case.entry.name}:
                 self._queue.add(policy_key(other))
 
-    async def _grant_access(self, case: judging.Case) -> judging.Case:
-        """Bring in line who may use the classes; return the case, refused if that cannot be."""
-        problem = await self._access.write(case.entry, case.wishes)
+    def _with_access(self, case: judging.Case, problem: Refusal | None) -> judging.Case:
+        """Return the case, refused where who may use its classes cannot be as it is wanted."""
         if problem is None:
             return case
         self._queue.add(policy_key(case.entry.name), after_seconds=_ACCESS_SECONDS)
@@ -341,14 +346,15 @@ class Reconciler:
             await self._poster.post(event, self._clock())
 
 
-def _refused_by_server(error: kube.ApiError) -> Refusal:
-    """Return what a policy reports whose class the API server does not take."""
+def _refused_by_server(error: kube.ApiError, subject: str) -> Refusal:
+    """Return what a policy reports of which the API server does not take something."""
     if isinstance(error, kube.Invalid):
         return Refusal(
-            Reason.INVALID_POLICY, f"the API server refuses a DeviceClass of this policy: {error.message}"
+            Reason.INVALID_POLICY, f"the API server refuses {subject} of this policy: {error.message}"
         )
     return Refusal(
-        Reason.DEGRADED, f"the controller may not write DeviceClasses; check its ClusterRole: {error.message}"
+        Reason.DEGRADED,
+        f"the controller may not write {subject} of this policy; check its ClusterRole: {error.message}",
     )
 
 

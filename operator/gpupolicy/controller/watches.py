@@ -5,16 +5,19 @@ objects, of which only a few fields matter, and a reflector keeps the trimmed fo
 reports deletions that happened meanwhile.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gpupolicy.adapters import kube
 from gpupolicy.api import names
 from gpupolicy.controller import reconcile
+from gpupolicy.controller.access import RESOURCES
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.world import World
-from gpupolicy.core import tally
+from gpupolicy.core import access, access_objects, tally
+from gpupolicy.core.access_objects import LiveObject
 from gpupolicy.core.classes import LiveClass
 
 _KEPT: Final = "kept"
@@ -73,6 +76,16 @@ class Router:
             self._add_policies(set(self._world.policies))
             self._queue.add(reconcile.NAMES_KEY)
 
+    def access_object(self, event: kube.Event) -> None:
+        """Take a change of an object that enforces `spec.access`: one that is not as its policy wants it is put right."""
+        live: LiveObject = event.object[_KEPT]
+        if event.change is kube.Change.DELETED:
+            changed = self._world.drop_access(live.key, live.uid)
+        else:
+            changed = self._world.put_access(live)
+        if changed:
+            self._add_policies({access.policy_of(live.name)})
+
     def resource_slice(self, event: kube.Event) -> None:
         """Take a change of a slice of our driver."""
         old = event.previous[_KEPT] if event.previous is not None else None
@@ -105,10 +118,11 @@ class _Watch:
     """Returns what is kept of an object; None drops it."""
     take: Callable[[kube.Event], None]
     field_selector: str | None = None
+    label_selector: str | None = None
 
 
 def reflectors(client: kube.Kube, world: World, router: Router) -> list[kube.Reflector]:
-    """Return the reflectors of all secondary kinds; the caller runs them."""
+    """Return the reflectors of the kinds that the controller cannot do without; the caller runs them."""
     watches = (
         _Watch(kube.GPUNODES, world.read_node, router.gpu_node),
         _Watch(kube.NODES, _labels, router.node),
@@ -122,11 +136,32 @@ def reflectors(client: kube.Kube, world: World, router: Router) -> list[kube.Ref
         # Claims cannot be selected by driver on the server; those that hold nothing of ours are dropped on arrival.
         _Watch(kube.RESOURCE_CLAIMS, lambda body: tally.holdings(body) or None, router.claim),
     )
+    return _reflectors(client, watches)
+
+
+def access_reflectors(client: kube.Kube, router: Router) -> list[kube.Reflector]:
+    """Return the reflectors of what enforces `spec.access`; where one is refused, only policies that need it suffer."""
+    return _reflectors(
+        client,
+        [
+            _Watch(
+                resource,
+                functools.partial(LiveObject.of, kind),
+                router.access_object,
+                label_selector=access_objects.LABEL_SELECTOR,
+            )
+            for kind, resource in RESOURCES.items()
+        ],
+    )
+
+
+def _reflectors(client: kube.Kube, watches: Iterable[_Watch]) -> list[kube.Reflector]:
     return [
         kube.Reflector(
             client,
             watch.resource,
             field_selector=watch.field_selector,
+            label_selector=watch.label_selector,
             on_event=watch.take,
             transform=_transform(watch.read),
         )

@@ -16,7 +16,7 @@ import pydantic
 from gpupolicy.api import names
 from gpupolicy.api.node import GpuNode
 from gpupolicy.api.policy import GpuPolicy, GpuPolicyStatus, ObjectMeta
-from gpupolicy.core import tally
+from gpupolicy.core import access_objects, tally
 from gpupolicy.core.classes import LiveClass
 from gpupolicy.core.labels import LabelSelector
 from gpupolicy.core.observation import ObservedNode, Reader
@@ -61,10 +61,14 @@ class World:
         self.nodes: dict[str, ObservedNode] = {}
         """Every GpuNode, read."""
         self.classes: dict[str, LiveClass] = {}
+        self.access: dict[access_objects.Key, access_objects.LiveObject] = {}
+        """What enforces `spec.access` of all policies."""
         self._reader = Reader()
         self._silent: set[str] = set()
         self._gone: OrderedDict[str, None] = OrderedDict()
         """UIDs of objects that went, the latest last."""
+        self._access_gone: OrderedDict[str, int] = OrderedDict()
+        """The last version that was known of objects in `access` that went from the watch."""
         self._slices: dict[str, dict[str, tally.PublishedSlice]] = {}
         self._slice_pools: dict[str, str] = {}
         self._holdings: dict[str, dict[str, tuple[tally.Holding, ...]]] = {}
@@ -147,6 +151,30 @@ class World:
         if old is None or old.uid != uid:
             return False
         del self.classes[name]
+        return True
+
+    def put_access(self, live: access_objects.LiveObject) -> bool:
+        """Take an object that enforces access; return whether it is new or changed."""
+        old = self.access.get(live.key)
+        last = self._access_gone.get(live.uid)
+        if last is not None and _version(live.resource_version) <= last:
+            # The answer to our own write, which came after the word that it was deleted.
+            return False
+        if old is not None and _is_older(live, old):
+            return False
+        self.access[live.key] = live
+        return old != live
+
+    def drop_access(self, key: access_objects.Key, uid: str) -> bool:
+        """Forget such an object, unless another one has its name by now; return whether it was there."""
+        old = self.access.get(key)
+        if old is None or old.uid != uid:
+            return False
+        # Not buried: the same object comes back when the labels that somebody took off are put on again.
+        self._access_gone[uid] = _version(old.resource_version)
+        while len(self._access_gone) > REMEMBERED_DEATHS:
+            self._access_gone.popitem(last=False)
+        del self.access[key]
         return True
 
     def put_slice(self, published: tally.PublishedSlice) -> set[str]:

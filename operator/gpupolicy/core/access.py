@@ -112,6 +112,20 @@ def quotas(
     }
 
 
+def objects(
+    policy: str, uid: str, access: Access | None, wishes: Sequence[DesiredClass]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return all objects that a policy's access needs, in the order in which they are written."""
+    wall = fence(policy, uid, access, wishes)
+    guards = () if wall is None else (wall.policy, wall.binding)
+    return (*guards, *(quota for _, quota in sorted(quotas(policy, uid, access, wishes).items())))
+
+
+def policy_of(name: str) -> str:
+    """Return the policy whose object has this name; empty where it is no name of ours."""
+    return name.removeprefix(_OBJECT_PREFIX) if name.startswith(_OBJECT_PREFIX) else ""
+
+
 def quota_keys(device_class: str, extended_resource_name: str | None) -> tuple[str, ...]:
     """Return the keys under which a ResourceQuota counts the devices of a class."""
     keys = [f"{device_class}.deviceclass.resource.k8s.io/devices"]

@@ -186,6 +186,201 @@ def test_what_cannot_be_is_said_in_the_status(guarded: World) -> None:
     assert "guarded" in guarded.classes()
 
 
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+PATHS = {
+    "policy": f"{ADMISSION}/validatingadmissionpolicies/{GUARD}",
+    "binding": f"{ADMISSION}/validatingadmissionpolicybindings/{GUARD}",
+    "quota": f"/api/v1/namespaces/serving/resourcequotas/{GUARD}",
+}
+BOTH = {
+    "namespaces": {"matchLabels": {"team": "serving"}},
+    "quotas": [{"namespace": "serving", "deviceClassName": "guarded", "devices": 1000}],
+}
+EDITS: list[Any] = [
+    pytest.param("policy", {"spec": {"failurePolicy": "Ignore"}}, "spec.failurePolicy", id="failure-policy"),
+    pytest.param(
+        "policy",
+        {"spec": {"matchConditions": [{"name": "never", "expression": "false"}]}},
+        "spec.matchConditions",
+        id="a-condition-that-lets-all-in",
+    ),
+    pytest.param(
+        "policy",
+        {
+            "spec": {
+                "matchConstraints": {
+                    "excludeResourceRules": [
+                        {
+                            "apiGroups": [""],
+                            "apiVersions": ["v1"],
+                            "resources": ["pods"],
+                            "operations": ["CREATE"],
+                        }
+                    ]
+                }
+            }
+        },
+        "spec.matchConstraints",
+        id="an-exception",
+    ),
+    pytest.param(
+        "binding", {"spec": {"validationActions": ["Audit"]}}, "spec.validationActions", id="only-audited"
+    ),
+    pytest.param(
+        "binding",
+        {"spec": {"matchResources": {"namespaceSelector": {"matchLabels": {"x": "y"}}}}},
+        "spec.matchResources",
+        id="nowhere",
+    ),
+    pytest.param(
+        "quota",
+        {"spec": {"hard": {"requests.example.com/guarded": "7"}}},
+        "spec.hard",
+        id="another-limit",
+    ),
+    pytest.param("quota", {"spec": {"hard": {"pods": "0"}}}, "spec.hard", id="a-limit-more"),
+    pytest.param("quota", {"metadata": {"labels": {"gpupolicy.dev/policy": None}}}, "", id="out-of-sight"),
+    pytest.param(
+        "policy", {"metadata": {"ownerReferences": None}}, "metadata.ownerReferences", id="orphaned"
+    ),
+    pytest.param("binding", None, "", id="binding-deleted"),
+    pytest.param("policy", None, "", id="policy-deleted"),
+    pytest.param("quota", None, "", id="quota-deleted"),
+]
+
+
+def contents(world: World) -> dict[str, Any]:
+    """What the three objects say, without what every write changes."""
+    found = {}
+    for kind, path in PATHS.items():
+        body = world.admin.get(path)
+        meta = body["metadata"]
+        found[kind] = (body["spec"], meta["labels"], [o["uid"] for o in meta["ownerReferences"]])
+    return found
+
+
+def drifts(world: World, words: str) -> int:
+    """How many Drift events of the policy hold these words."""
+    return len(
+        [e for e in world.events("GpuPolicy", "guarded") if e["reason"] == "Drift" and words in e["note"]]
+    )
+
+
+def test_what_is_edited_by_hand_is_put_right_at_once_with_an_event(guarded: World) -> None:
+    """Every hole that an admin could make by the way, and every object gone; each is told once."""
+    apply(guarded, BOTH)
+    guarded.wait("the objects", lambda: contents(guarded))
+    before = contents(guarded)
+    for case in EDITS:
+        kind, patch, field = case.values
+        events = drifts(guarded, GUARD)
+        if patch is None:
+            guarded.admin.delete(PATHS[kind])
+        else:
+            guarded.admin.patch(PATHS[kind], patch)
+        guarded.wait(f"{case.id} to be told", lambda events=events: drifts(guarded, GUARD) == events + 1)
+        assert contents(guarded) == before, case.id
+        wanted = field or "deleted by somebody else"
+        assert drifts(guarded, wanted) >= 1, case.id
+
+
+def test_nothing_is_asked_or_written_while_access_stands(guarded: World) -> None:
+    """Also after a restart: what stands is seen, and not written again."""
+    apply(guarded, BOTH)
+    guarded.wait("the objects", lambda: contents(guarded))
+    guarded.wait("a quiet moment", lambda: guarded.condition("guarded", "Accepted")["status"] == "True")
+    versions = {k: guarded.admin.get(p)["metadata"]["resourceVersion"] for k, p in PATHS.items()}
+    guarded.controllers[-1].stop()
+    position = guarded.cluster.control_plane.audit_position()
+    guarded.start_controller()
+    spec = {"nodeSelector": {"matchLabels": {"gpu-pool": "a"}}, "offers": [OFFER], "access": BOTH}
+    guarded.policy("guarded", {**spec, "priority": 7})
+    guarded.wait(
+        "the policy to be judged again",
+        lambda: (
+            guarded.condition("guarded", "Accepted")["observedGeneration"]
+            == guarded.admin.get("/apis/gpupolicy.dev/v1alpha1/gpupolicies/guarded")["metadata"]["generation"]
+        ),
+    )
+    assert {k: guarded.admin.get(p)["metadata"]["resourceVersion"] for k, p in PATHS.items()} == versions
+    touched = [w for w in guarded.written(after=position) if GUARD in json.dumps(w)]
+    assert touched == []
+
+
+@pytest.mark.parametrize(
+    ("resource", "access"),
+    [
+        ("validatingadmissionpolicies", {"namespaces": {"matchLabels": {"team": "serving"}}}),
+        (
+            "resourcequotas",
+            {"quotas": [{"namespace": "serving", "deviceClassName": "guarded", "devices": 1}]},
+        ),
+    ],
+)
+@pytest.mark.parametrize("verbs", ["none", "read"])
+def test_a_missing_right_refuses_only_who_needs_it(
+    guarded: World, resource: str, access: dict[str, Any], verbs: str
+) -> None:
+    """Verb and resource are named; the others are served, and so is this one once the right is there."""
+    guarded.controllers[-1].stop()
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/gpupolicy-controller"
+    role = guarded.admin.get(path)
+    kept = [
+        {**r, "resources": [x for x in r["resources"] if x != resource]}
+        for r in role["rules"]
+        if r["resources"] != [resource]
+    ]
+    if verbs == "read":
+        groups = next(r["apiGroups"] for r in role["rules"] if resource in r["resources"])
+        kept.append({"apiGroups": groups, "resources": [resource], "verbs": ["list", "watch"]})
+    guarded.admin.patch(path, {"rules": kept})
+    try:
+        guarded.start_controller()
+        guarded.policy("plain", {"nodeSelector": {"matchLabels": {"gpu-pool": "none"}}})
+        apply(guarded, access)
+        guarded.wait("the refusal", lambda: guarded.condition("guarded", "Accepted")["reason"] == "Degraded")
+        message = guarded.condition("guarded", "Accepted")["message"]
+        for part in ("ClusterRole", f'cannot {"list" if verbs == "none" else "patch"} resource "{resource}"'):
+            assert part in message
+        guarded.wait(
+            "the other policy",
+            lambda: (
+                guarded.condition("plain", "Accepted")["reason"] == "Accepted"
+                or guarded.condition("plain")["reason"] == "NoMatchingNodes"
+            ),
+        )
+        apply(guarded, None)
+        guarded.wait("without access", lambda: guarded.condition("guarded", "Accepted")["status"] == "True")
+        apply(guarded, access)
+        guarded.wait("the refusal", lambda: guarded.condition("guarded", "Accepted")["reason"] == "Degraded")
+    finally:
+        guarded.admin.patch(path, {"rules": role["rules"]})
+    guarded.wait(
+        "the right to be used", lambda: guarded.condition("guarded", "Accepted")["status"] == "True", 120
+    )
+    kind = "policy" if resource.startswith("validating") else "quota"
+    assert guarded.admin.call("GET", PATHS[kind]).status == 200
+
+
+def test_a_namespace_that_ends_is_no_missing_right(guarded: World) -> None:
+    """While it terminates nothing can be made in it, and the API server says so with a 403."""
+    account = "/api/v1/namespaces"
+    guarded.admin.create(account, {"metadata": {"name": "ending", "finalizers": ["example.com/held"]}})
+    apply(guarded, {"quotas": [{"namespace": "ending", "deviceClassName": "guarded", "devices": 1}]})
+    quota = f"/api/v1/namespaces/ending/resourcequotas/{GUARD}"
+    guarded.wait("the quota", lambda: guarded.admin.call("GET", quota).status == 200)
+    guarded.cluster.kubectl("delete", "namespace", "ending", "--wait=false")
+    try:
+        guarded.wait(
+            "the refusal",
+            lambda: "no namespace ending" in guarded.condition("guarded", "Accepted")["message"],
+        )
+    finally:
+        guarded.cluster.kubectl(
+            "patch", "namespace", "ending", "--type=merge", "-p", '{"metadata":{"finalizers":null}}'
+        )
+
+
 def test_an_object_of_somebody_else_is_left_alone(guarded: World) -> None:
     """The name is no proof: without our policy as owner nothing is deleted."""
     body = {

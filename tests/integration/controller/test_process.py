@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -167,6 +168,22 @@ def test_it_outlives_the_end_of_its_token(world: World) -> None:
 
     world.wait_reason("c", "NoMatchingNodes", seconds=90.0)
     assert (daemon.alive, daemon.pid) == (True, pid)
+
+
+def test_a_taken_port_stops_nobody(world: World) -> None:
+    """It says which port and which value; policies are served, and the port is used when it is free."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        daemon = world.start_controller("--health-port", str(port))
+        world.policy("p", {})
+        world.wait("its class", lambda: "p" in world.classes())
+        told = [line["message"] for line in lines(daemon) if line["level"] == "error"]
+        assert len(told) == 1
+        for part in (f"port {port}", "controller.healthPort", "--health-port"):
+            assert part in told[0]
+        other.close()
+        world.wait("the port", lambda: any("health on port" in line["message"] for line in lines(daemon)))
+    assert probe(daemon, "/readyz")[0] == 200
 
 
 def test_it_waits_for_the_crds_and_says_so(world: World) -> None:

@@ -1,24 +1,69 @@
-"""Alive while the loop answers; ready when nothing is missing, and otherwise what is."""
+"""Alive while the loop answers; ready when nothing is missing, and otherwise what is; a taken port stops nobody."""
+
+import asyncio
+import logging
+import socket
 
 import aiohttp
+import pytest
 
+from gpupolicy.adapters import listening
 from gpupolicy.agent import endpoints, metrics
 from gpupolicy.agent.state import NodeState
 
 
+async def ask(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, (await answer.text()).strip()
+
+
 async def test_probes() -> None:
-    missing = ["the cards have not been seen yet"]
-    measured = metrics.for_node(NodeState("n", ledger=None))
-    runner = await endpoints.serve(0, lambda: missing[0], measured, host="127.0.0.1")
-    try:
-        host, port = runner.addresses[0][:2]
-        async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
-            async with session.get("/healthz") as answer:
-                assert answer.status == 200
-            async with session.get("/readyz") as answer:
-                assert (answer.status, (await answer.text()).strip()) == (503, missing[0])
-            missing[0] = ""
-            async with session.get("/readyz") as answer:
-                assert (answer.status, (await answer.text()).strip()) == (200, "ok")
-    finally:
-        await runner.cleanup()
+    async with endpoints.Endpoints(0, host="127.0.0.1") as doors:
+        port = await doors.port
+        assert (await ask(port, "/healthz"))[0] == 200
+        assert await ask(port, "/readyz") == (503, "the agent is starting")
+        assert await ask(port, "/metrics") == (200, "")
+        doors.unready, doors.measured = (
+            lambda: "the cards have not been seen yet",
+            metrics.for_node(NodeState("n", ledger=None)),
+        )
+        assert await ask(port, "/readyz") == (503, "the cards have not been seen yet")
+        assert "gpupolicy_node_gpus" in (await ask(port, "/metrics"))[1]
+        doors.unready = lambda: ""
+        assert await ask(port, "/readyz") == (200, "ok")
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await ask(port, "/healthz")
+
+
+async def test_no_port_serves_nothing() -> None:
+    async with endpoints.Endpoints(None) as doors:
+        await asyncio.sleep(0)
+        assert not doors.port.done()
+
+
+async def test_a_taken_port_is_told_once_and_used_when_it_is_free(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        listening.listen, "__kwdefaults__", {**listening.listen.__kwdefaults__, "retry_seconds": 0.01}
+    )
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with caplog.at_level(logging.INFO):
+            async with endpoints.Endpoints(port, host="127.0.0.1") as doors:
+                await asyncio.sleep(0.2)
+                assert not doors.port.done()
+                (line,) = [r.message for r in caplog.records if r.levelno >= logging.ERROR]
+                for part in (f"port {port}", "in use", "agent.healthPort", "--health-port"):
+                    assert part in line
+                other.close()
+                assert await asyncio.wait_for(doors.port, 10) == port
+                assert (await ask(port, "/healthz"))[0] == 200
+    assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
+
+
+async def test_who_waits_for_a_port_can_be_stopped() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        async with endpoints.Endpoints(other.getsockname()[1], host="127.0.0.1") as doors:
+            await asyncio.sleep(0.05)
+        assert not doors.port.done()

@@ -13,6 +13,7 @@ def test_defaults_fit_a_node() -> None:
     assert level == "info"
     assert options.state_directory == Path("/var/lib/kubelet/plugins/gpu.gpupolicy.dev/ledger")
     assert options.plugin_directory == Path("/var/lib/kubelet/plugins/gpu.gpupolicy.dev")
+    assert options.lock_path == Path("/var/lib/kubelet/plugins/gpu.gpupolicy.dev/agent.lock")
     assert options.cdi_directory == Path("/var/run/cdi")
     assert options.boot_id_path == Path("/proc/sys/kernel/random/boot_id")
     assert options.health_port is None

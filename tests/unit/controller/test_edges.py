@@ -1,5 +1,6 @@
 """Events, health answers, log lines, the command line."""
 
+import asyncio
 import json
 import logging
 import sys
@@ -73,8 +74,10 @@ async def test_health_says_what_is_wrong(
     checks = health.Checks(alive={"work": lambda: alive}, ready={"copies": lambda: ready})
     measured = metrics.for_controller(World(), WorkQueue(), lambda: True)
     server = health.HealthServer(checks, measured, host="127.0.0.1", port=0)
-    port = await server.start()
+    bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    await server.start(bound.set_result)
     try:
+        port = await bound
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
             got = []
             for path, problem in (("/healthz", alive), ("/readyz", ready)):

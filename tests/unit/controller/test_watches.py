@@ -10,6 +10,7 @@ from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.reconcile import NAMES_KEY, Key, node_key, policy_key
 from gpupolicy.controller.world import World
 from gpupolicy.core import tally
+from gpupolicy.core.access_objects import LiveObject
 from gpupolicy.core.classes import LiveClass
 from tests.unit.core.wire import claim, gpu, resource_slice
 
@@ -197,3 +198,35 @@ async def test_names_of_policies_that_do_not_exist_make_no_keys(desk: Desk) -> N
     desk.router.resource_slice(event(published(gpu("d", "gone", "1")), "s"))
 
     assert await desk.keys() == {policy_key("a")}
+
+
+def guard(version: int, *, uid: str = "u", name: str = "gpupolicy-access-a", **spec: Any) -> LiveObject:
+    return LiveObject("ResourceQuota", name, "ns", uid=uid, resource_version=str(version), spec=spec)
+
+
+async def test_an_access_object_concerns_its_policy(desk: Desk) -> None:
+    """By its name, since somebody may have taken the labels off; an old copy and a mere echo concern nobody."""
+    desk.router.access_object(event(guard(1), "x"))
+    assert await desk.keys() == {policy_key("a")}
+    assert desk.world.put_access(guard(3, hard={}))
+    desk.router.access_object(event(guard(2, hard={"pods": "1"}), "x", change=kube.Change.MODIFIED))
+    desk.router.access_object(event(guard(3, hard={}), "x", change=kube.Change.MODIFIED))
+    assert await desk.keys() == set()
+    desk.router.access_object(event(guard(3, hard={}), "x", change=kube.Change.DELETED))
+    assert await desk.keys() == {policy_key("a")}
+    assert desk.world.access == {}
+    desk.router.access_object(event(guard(1, name="gpupolicy-access-nobody"), "y"))
+    assert await desk.keys() == set()
+
+
+async def test_an_access_object_that_went_comes_back_only_with_a_later_version(desk: Desk) -> None:
+    """The answer to a write may come after the word of the deletion; labels put on again make the same object show."""
+    desk.router.access_object(event(guard(4), "x"))
+    desk.router.access_object(event(guard(4), "x", change=kube.Change.DELETED))
+    assert not desk.world.put_access(guard(4))
+    assert desk.world.access == {}
+    assert desk.world.put_access(guard(5))
+    # Another object took the name: the end of the first is old news.
+    assert desk.world.put_access(guard(6, uid="v"))
+    desk.router.access_object(event(guard(5), "x", change=kube.Change.DELETED))
+    assert [o.uid for o in desk.world.access.values()] == ["v"]

@@ -79,6 +79,8 @@ class Reflector:
 
     Attributes:
         synced: set once the first list is complete and its events are delivered.
+        answered: set with `synced`, or before it when the server said that we may not read this.
+        refusal: why we may not read this, in the server's words; empty while we may, or do not know.
         cache: the objects by key, to be read and never written.
     """
 
@@ -114,6 +116,8 @@ class Reflector:
             inactivity_seconds: how long a stream may be silent.
         """
         self.synced = asyncio.Event()
+        self.answered = asyncio.Event()
+        self.refusal = ""
         self._kube = kube
         self._resource = resource
         self._namespace = namespace
@@ -162,6 +166,9 @@ class Reflector:
                 self._version = None
                 await self._pause(error)
             except errors.ApiError as error:
+                if isinstance(error, errors.Forbidden):
+                    self.refusal = error.message
+                    self.answered.set()
                 await self._pause(error)
 
     async def _check_history(self, version: str) -> None:
@@ -197,6 +204,7 @@ class Reflector:
 
     def _contact(self) -> None:
         self._contact_at = time.monotonic()
+        self.refusal = ""
         self._backoff.reset()
         if self._trouble is not None:
             logger.info("%s: in touch again after %s", self._resource, self._trouble)
@@ -227,6 +235,7 @@ class Reflector:
         self._version = found.resource_version
         self._contact()
         self.synced.set()
+        self.answered.set()
 
     async def _watch(self) -> None:
         assert self._version is not None  # noqa: S101 - run lists first

@@ -1,0 +1,172 @@
+"""What goes wrong around a node: a second agent, an agent that is killed while it works, tokens, ports.
+
+One node with four cards, its agent and the controller as processes beside the cluster, so that a test can kill them.
+"""
+
+import itertools
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.node import Node
+from tests.cluster.process import Daemon
+from tests.stack import GpuNodeOptions, Stack
+from tests.stories import objects
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+NAME = "gpu-01"
+_numbers = itertools.count(1)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+PORT = free_port()
+
+
+@pytest.fixture(scope="module")
+def node(stack: Stack) -> Iterator[Node]:
+    """The node, its agent and the controller, with a policy for whole cards that is Ready."""
+    controller = stack.start_controller()
+    option = GpuNodeOptions(name=NAME, pool="train", gpus=4)
+    (made,) = stack.add_nodes(option, agents=False)
+    stack.make_cards(option, made)
+    stack.start_agent(made, f"--health-port={PORT}")
+    stack.apply(
+        objects.policy(
+            "train",
+            pool="train",
+            offers=[{"deviceClassName": "h100", "extendedResourceName": "nvidia.com/gpu"}],
+        )
+    )
+    stack.wait_policies("train")
+    yield made
+    stack.kubectl("delete", "gpupolicies", "--all")
+    stack.wait(lambda: stack.devices() == [], "the devices withdrawn")
+    stack.agent(NAME).stop()
+    made.stop()
+    stack.kubectl("delete", "gpunode", NAME, "--ignore-not-found")
+    controller.stop()
+
+
+@pytest.fixture
+def namespace(stack: Stack, node: Node) -> Iterator[str]:
+    """A namespace whose pods go with the test; afterwards no claim is held."""
+    with stack.cluster.namespace(f"faults-{next(_numbers)}") as name:
+        yield name
+        stack.simulator(NAME).clear_faults()
+        if not stack.agent(NAME).alive:
+            stack.agent(NAME).start()
+            # A pod that came before the kubelet knows the driver would wait for a minute.
+            stack.wait(lambda: readyz(PORT) == (200, "ok"), "the agent back")
+        stack.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=0", "--force")
+        stack.wait(lambda: stack.policy_row("train")[4:6] == ["4", "0"], "every card free", 90)
+
+
+def readyz(port: int) -> tuple[int, str]:
+    """Ask whether an agent is ready; (0, "") while it does not listen."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5.0) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode().strip()
+    except urllib.error.URLError:
+        return 0, ""
+
+
+def sockets(node: Node) -> set[str]:
+    """Return the names of the driver's sockets on a node."""
+    plugins = node.directory / "plugins/gpu.gpupolicy.dev"
+    registry = node.directory / "plugins_registry"
+    return {p.name for p in (*plugins.glob("*.sock"), *registry.glob("gpu.gpupolicy.dev*"))}
+
+
+def slice_versions(stack: Stack) -> dict[str, str]:
+    """Return the resource version of every slice."""
+    return {s["metadata"]["name"]: s["metadata"]["resourceVersion"] for s in stack.get("resourceslices")}
+
+
+def starts(stack: Stack) -> int:
+    """Return how often NVML was started on the node."""
+    return sum(n for name, n in stack.simulator(NAME).calls().items() if name.startswith("nvmlInit"))
+
+
+def runs(stack: Stack, namespace: str, name: str) -> None:
+    """Have a pod with one card, and wait until it runs."""
+    running = len([p for p in stack.get("pods", "-n", namespace) if p["status"].get("phase") == "Running"])
+    stack.apply(objects.pod(name, namespace, limits={"nvidia.com/gpu": 1}))
+    stack.wait_pods(namespace, running + 1, seconds=120)
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_second_agent_waits_and_takes_over(stack: Stack, node: Node, namespace: str, end: str) -> None:
+    """It says whom it waits for, writes nothing anywhere, and is there as soon as the first has ended."""
+    first = stack.agent(NAME)
+    runs(stack, namespace, "before")
+    before = sockets(node), slice_versions(stack), stack.simulator(NAME).writes()
+    started = starts(stack)
+    assert started > 0
+    port = free_port()
+    second = stack.start_agent(
+        node, f"--health-port={port}", "--pod-uid=22222222-0000", name=f"{NAME}-{end}-second"
+    )
+    try:
+        stack.wait(lambda: readyz(port)[0] == 503, "the second to answer")
+        stack.wait(lambda: "another agent runs on this node" in readyz(port)[1], "the second to say so")
+        assert f"process {first.pid}" in readyz(port)[1]
+        assert second.log_tail().count("another agent runs on this node") == 1
+        # It never asked the cards anything: only one process has ever started NVML.
+        assert starts(stack) == started
+        assert (sockets(node), slice_versions(stack), stack.simulator(NAME).writes()) == before
+        runs(stack, namespace, "beside")
+
+        getattr(first, end)()
+        stack.wait(lambda: readyz(port) == (200, "ok"), "the second to take over")
+        assert {name for name in sockets(node) if "22222222" not in name} == set()
+        assert slice_versions(stack).keys() == before[1].keys()
+        runs(stack, namespace, "after")
+        # What the first prepared the second gives back.
+        stack.kubectl("delete", "pod", "before", "-n", namespace, "--timeout=60s")
+    finally:
+        second.stop()
+
+
+def ends(daemon: Daemon, seconds: float = 15.0) -> None:
+    """Stop a process; it must end by itself."""
+    pid = daemon.pid
+    daemon.stop(seconds)
+    assert not daemon.alive, f"process {pid} had to be killed"
+
+
+def test_an_agent_that_waits_can_be_stopped(stack: Stack, node: Node, namespace: str) -> None:
+    """Neither it nor the one that works minds."""
+    second = stack.start_agent(node, name=f"{NAME}-stopped")
+    stack.wait(lambda: "another agent runs" in second.log_tail(), "the second to wait")
+    ends(second)
+    assert "Traceback" not in second.log_tail(100)
+    runs(stack, namespace, "still")
+
+
+def test_a_taken_port_costs_no_card(stack: Stack, node: Node, namespace: str) -> None:
+    """The agent says which port and which value, prepares claims all the same, and takes the port when it is free."""
+    stack.agent(NAME).stop()
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        port = other.getsockname()[1]
+        agent = stack.start_agent(node, f"--health-port={port}", name=f"{NAME}-port")
+        try:
+            stack.wait(lambda: "has registered the driver" in agent.log_tail(), "the agent to be of use")
+            runs(stack, namespace, "without-probes")
+            log = agent.log.read_text()
+            assert log.count(f"port {port} of /healthz, /readyz and /metrics cannot be used") == 1
+            assert "agent.healthPort" in log
+            other.close()
+            stack.wait(lambda: readyz(port) == (200, "ok"), "the port to be used")
+        finally:
+            agent.stop()
