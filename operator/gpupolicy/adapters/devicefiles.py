@@ -183,9 +183,11 @@ class DeviceFiles:
         return cdi.DeviceNode(path=path, host_path=str(host) if str(host) != path else None)
 
     def _spec(self) -> cdi.Spec:
-        if self._generated is None:
-            self._generated = self._generate()
-        return self._generated
+        # By a name of its own: another thread may forget it at any moment.
+        generated = self._generated
+        if generated is None:
+            generated = self._generated = self._generate()
+        return generated
 
     def _generate(self) -> cdi.Spec:
         command = [
