@@ -206,10 +206,13 @@ class KubeletPlugin:
     async def _keep_in_place(self) -> None:
         while True:
             await asyncio.sleep(self._watch_interval_seconds)
-            await self._service.restore()
-            if await self._registration.restore():
-                # The kubelet saw the old socket go and will tell what it thinks of the new one.
-                self._registered = False
+            try:
+                await self._service.restore()
+                if await self._registration.restore():
+                    # The kubelet saw the old socket go and will tell what it thinks of the new one.
+                    self._registered = False
+            except Exception:  # noqa: BLE001 - whatever it was (no descriptor left, for one), nobody else would try again
+                _log.exception("the sockets cannot be looked at")
             self._report()
 
 

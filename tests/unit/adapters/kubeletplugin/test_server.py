@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -404,6 +405,27 @@ async def test_a_removed_socket_is_served_again(
             assert (await kubelet.prepare([ONE]))["uid-1"].devices
         assert plugin.status.registered
         assert [status.registered for status in heard] == [True, False, True]
+
+
+async def test_a_socket_is_served_again_after_any_trouble(
+    short: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process without a free file descriptor cannot even look; once it can, it must still be looking."""
+    bind, refused = sockets.bind, []
+
+    def without_descriptors(path: Path) -> sockets.BoundSocket:
+        if len(refused) < 3:
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return bind(path)
+
+    async with running(short, driver) as plugin:
+        monkeypatch.setattr(sockets, "bind", without_descriptors)
+        plugin.paths.registration.unlink()
+        await eventually(plugin.paths.registration.exists)
+        assert len(refused) == 3
+        async with connect(plugin.paths.registration) as kubelet:
+            assert (await kubelet.get_info()).name == DRIVER
 
 
 async def test_an_open_connection_outlives_its_socket_file(short: Path, driver: Driver) -> None:
