@@ -132,6 +132,20 @@ async def test_a_wish_that_was_overtaken_may_have_been_written(api: Api, publica
     assert publication.is_settled
 
 
+async def test_a_wish_that_was_taken_back_before_anybody_looked_is_forgotten(
+    publication: Publication,
+) -> None:
+    """Nothing had to be written for it; else the card of that device could never be changed again."""
+    publication.publish([device("a")])
+    await settled(publication)
+    publication.publish([device("a"), device("late")])
+    publication.publish([device("a")])
+    assert publication.may_be_shown("late")
+    async with asyncio.timeout(5):
+        while publication.may_be_shown("late"):  # noqa: ASYNC110 - as a layout change waits
+            await asyncio.sleep(0.01)
+
+
 async def test_a_device_that_comes_back_is_shown_again(publication: Publication) -> None:
     publication.publish([device("a")])
     await settled(publication)

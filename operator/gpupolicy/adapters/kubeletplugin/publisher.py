@@ -106,7 +106,7 @@ class SlicePublisher:
     Args:
         store: the API server.
         dropped_fields: compares an object that was sent with what came back; returns the paths that are missing.
-        on_change: called when the publication changed; must not block.
+        on_change: called when the publication changed, and when a wish turned out to be fulfilled already; must not block.
         resync_seconds: how often to look even if nothing happened.
         first_pause_seconds: the pause after a first failure or repair.
     """
@@ -127,6 +127,8 @@ class SlicePublisher:
         self._pacer = Pacer(first_pause_seconds, _LONGEST_PAUSE_SECONDS)
         self._wish: tuple[slices.Pool, slices.Owner] | None = None
         self._fulfilled: tuple[slices.Pool, slices.Owner] | None = None
+        # Whether there was a wish since the listener heard of the last one; also one that went before it was looked at.
+        self._is_asked = False
         self._wake = asyncio.Event()
         self._new_wish = asyncio.Event()
         self._publication = Publication()
@@ -146,6 +148,7 @@ class SlicePublisher:
         """Wish for this pool from now on, in place of any other; a pool without devices withdraws all slices."""
         if (pool, owner) != self._wish:
             self._wish = (pool, owner)
+            self._is_asked = True
             self._new_wish.set()
             self._wake.set()
 
@@ -168,11 +171,14 @@ class SlicePublisher:
             wish = self._wish
             if wish is None:
                 continue
+            asked, self._is_asked = self._is_asked, False
             try:
-                changed = await self._bring_about(*wish)
+                changed = await self._bring_about(*wish, tell=asked)
             except _RefusedError as error:
+                self._is_asked = True
                 self._trouble(str(error))
             except Exception as error:  # noqa: BLE001 - whatever the store raises, the next attempt starts from what is live
+                self._is_asked = True
                 self._trouble(f"{type(error).__name__}: {error}")
                 self._wake.set()
             else:
@@ -193,8 +199,13 @@ class SlicePublisher:
         self._pacer.strike(time.monotonic())
         self._tell(replace(self._publication, complete=False, dropped=self._all_dropped(), problem=problem))
 
-    async def _bring_about(self, pool: slices.Pool, owner: slices.Owner) -> bool:
+    async def _bring_about(self, pool: slices.Pool, owner: slices.Owner, *, tell: bool) -> bool:
         """Make the live slices what is wished; return whether anything had to be written.
+
+        Args:
+            pool: the wish.
+            owner: whose slices.
+            tell: whether the listener waits for an answer, also if nothing had to be done.
 
         Raises:
             _RefusedError: the wish cannot be published as it is.
@@ -217,7 +228,8 @@ class SlicePublisher:
                 devices=len(pool.devices),
                 dropped=self._all_dropped(),
                 pool=pool,
-            )
+            ),
+            always=tell,
         )
         return bool(changes)
 
@@ -306,8 +318,8 @@ class SlicePublisher:
     def _all_dropped(self) -> tuple[str, ...]:
         return tuple(sorted({path for paths in self._dropped.values() for path in paths}))
 
-    def _tell(self, publication: Publication) -> None:
-        if publication != self._publication:
+    def _tell(self, publication: Publication, *, always: bool = False) -> None:
+        if always or publication != self._publication:
             self._publication = publication
             callbacks.tell(self._on_change, publication)
 
