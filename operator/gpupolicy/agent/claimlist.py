@@ -77,25 +77,33 @@ class ClaimList:
             return False
         if time.monotonic() < self._look_at:
             return False
-        found: dict[str, dict[str, ClaimUse]] = {}
-        for uid, use in known.items():
-            try:
-                claim = await self._source.get(kube.RESOURCE_CLAIMS, use.name, use.namespace)
-            except kube.NotFound:
-                continue
-            except kube.KubeError:
-                for name, uses in self.allocated.items():
-                    if any(u.uid == uid for u in uses):
-                        found.setdefault(name, {})[uid] = use
-                continue
-            if claim.get("metadata", {}).get("uid") == uid:
-                self._read(claim, found)
+        found = await self._look(known)
         before, self.allocated = self.allocated, _sorted(found)
         self._look_at = time.monotonic() + self._pause_seconds
         self._pause_seconds = min(2 * self._pause_seconds, _LOOK_SECONDS[1])
         return {u.uid for uses in before.values() for u in uses if u.uid in awaited} != {
             u.uid for uses in self.allocated.values() for u in uses
         }
+
+    async def _look(self, known: dict[str, ClaimUse]) -> dict[str, dict[str, ClaimUse]]:
+        """Return what these claims hold now, by device; of those that cannot be asked for, what they held."""
+        found: dict[str, dict[str, ClaimUse]] = {}
+        for number, (uid, use) in enumerate(known.items()):
+            try:
+                claim = await self._source.get(kube.RESOURCE_CLAIMS, use.name, use.namespace)
+            except kube.NotFound:
+                continue
+            except kube.KubeError:
+                # The cards must not wait for one time-out after the other: the rest is looked at next time.
+                unknown = set(list(known)[number:])
+                for name, uses in self.allocated.items():
+                    held = {u.uid: u for u in uses if u.uid in unknown}
+                    if held:
+                        found.setdefault(name, {}).update(held)
+                break
+            if claim.get("metadata", {}).get("uid") == uid:
+                self._read(claim, found)
+        return found
 
     def _read(self, claim: kube.Object, found: dict[str, dict[str, ClaimUse]]) -> None:
         for holding in tally.holdings(claim):

@@ -123,6 +123,17 @@ async def test_an_api_server_that_is_away_frees_nothing(clock: list[float]) -> N
     assert held(claims) == {"gpu-1": ["a"]}
 
 
+async def test_an_api_server_that_is_away_is_asked_once_a_look() -> None:
+    """Each question takes as long as its time-out, and the loop over the cards waits for it."""
+    api = Api(*(claim(name, f"gpu-{name}") for name in "abc"))
+    claims = ClaimList(api, POOL)  # type: ignore[arg-type]
+    await claims.list()
+    api.down = True
+    assert not await claims.refresh(frozenset({"uid-a", "uid-b", "uid-c"}))
+    assert len(api.gets) == 1
+    assert held(claims) == {"gpu-a": ["a"], "gpu-b": ["b"], "gpu-c": ["c"]}
+
+
 async def test_a_long_wait_is_looked_at_ever_less_often(clock: list[float]) -> None:
     api = Api(claim("a", "gpu-1"))
     claims = ClaimList(api, POOL)  # type: ignore[arg-type]
