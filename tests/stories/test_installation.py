@@ -80,6 +80,27 @@ def test_policies_and_pods_work_as_with_any_installation(installed: Stack) -> No
     assert len([line for line in cards_of(stack, "slice") if "MIG 1g.10gb" in line]) == 1
 
 
+def test_an_upgrade_with_the_same_values_changes_nothing(installed: Stack) -> None:
+    """No pod starts again and nothing gets a new generation, however often it is done."""
+    stack = installed
+
+    def state() -> tuple[set[str], dict[str, int]]:
+        pods = stack.get("pods", "-n", NAMESPACE)
+        owned = stack.get("deployments,daemonsets", "-n", NAMESPACE) + stack.get(
+            "crds,gpupolicies,validatingadmissionpolicies,gpunodes"
+        )
+        return (
+            {p["metadata"]["uid"] for p in pods},
+            {f"{o['kind']}/{o['metadata']['name']}": o["metadata"]["generation"] for o in owned},
+        )
+
+    before = state()
+    for _ in range(2):
+        stack.upgrade_pods()
+    stack.wait_rollout()
+    assert state() == before
+
+
 def test_an_upgrade_replaces_the_pods_and_nothing_else(installed: Stack) -> None:
     """Running pods keep their cards, the cards their layout; a pod that starts meanwhile runs in the end."""
     stack = installed
