@@ -11,6 +11,7 @@ a small layer. No shell, no package manager.
 import argparse
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import re
 import shutil
@@ -181,8 +182,8 @@ def package_layer(
     return files
 
 
-def own_layer(bytecode: Path, component: str) -> dict[str, Path | bytes | Link]:
-    """Return the package itself: of the entry points only the one that runs."""
+def own_layer(bytecode: Path, component: str, version: str) -> dict[str, Path | bytes | Link]:
+    """Return the package itself: of the entry points only the one that runs. It says of itself which version it is."""
     others = {"controller", "agent", "cli"} - {component}
     files: dict[str, Path | bytes | Link] = {}
     source = ROOT / "operator/gpupolicy"
@@ -192,6 +193,12 @@ def own_layer(bytecode: Path, component: str) -> dict[str, Path | bytes | Link]:
             place = f"{_site_packages()}/gpupolicy/{relative}"
             files[place] = path
             files.update(_compiled(path, place, bytecode))
+    own = source / "__init__.py"
+    place = f"{_site_packages()}/gpupolicy/__init__.py"
+    told = re.sub(r'__version__ = ".*"', f'__version__ = "{version}"', own.read_text())
+    if told != own.read_text():
+        files[place] = told.encode()
+        files.pop(str(Path(importlib.util.cache_from_source(place, optimization=2))))
     return files
 
 
@@ -225,13 +232,12 @@ def _state(path: Path) -> str:
 def _compiled(path: Path, place: str, bytecode: Path) -> dict[str, Path | bytes | Link]:
     """Return the bytecode of a module, without docstrings, as the image runs it; nothing for other files."""
     import py_compile
-    from importlib.util import cache_from_source
 
     if path.suffix != ".py":
         return {}
     target = bytecode / f"{place}.{_state(path)}c"
     if target.exists():
-        return {str(Path(cache_from_source(place, optimization=2))): target}
+        return {str(Path(importlib.util.cache_from_source(place, optimization=2))): target}
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         # By content, not by time: files in an image have no time of their own, and builds are reproducible.
@@ -241,7 +247,7 @@ def _compiled(path: Path, place: str, bytecode: Path) -> dict[str, Path | bytes 
         )  # fmt: skip
     except py_compile.PyCompileError:
         return {}
-    return {str(Path(cache_from_source(place, optimization=2))): target}
+    return {str(Path(importlib.util.cache_from_source(place, optimization=2))): target}
 
 
 def program_image(component: str, version: str, bytecode: Path) -> Image:
@@ -252,7 +258,7 @@ def program_image(component: str, version: str, bytecode: Path) -> Image:
     extensions = [p for p in brought.values() if isinstance(p, Path) and ".so" in p.suffixes]
     return Image(
         f"{REGISTRY}/{component}:{version}",
-        [base_layer(bytecode, extensions), brought, own_layer(bytecode, component)],
+        [base_layer(bytecode, extensions), brought, own_layer(bytecode, component, version)],
         entrypoint=["/usr/local/bin/python3", "-m", f"gpupolicy.{component}.app"],
         environment={
             "PYTHONHOME": "/usr/local",

@@ -14,9 +14,10 @@ app.kubernetes.io/instance: {{ .context.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{- /* Give a dict of context, component and, where it may differ, tag. */ -}}
 {{- define "gpupolicy.image" -}}
 {{- $image := .context.Values.image -}}
-{{ printf "%s/%s:%s" $image.registry .component (default .context.Chart.AppVersion $image.tag) | quote }}
+{{ printf "%s/%s:%s" $image.registry .component (coalesce .tag $image.tag .context.Chart.AppVersion) | quote }}
 imagePullPolicy: {{ $image.pullPolicy }}
 {{- end }}
 
