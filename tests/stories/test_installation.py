@@ -174,7 +174,8 @@ def test_what_the_documentation_says_about_pods_that_end_without_an_agent(instal
         60,
     )
     stack.wait_policies("train", "infer")
-    assert stack.policy_row("train")[4:6] == ["8", "4"]
+    # The claim goes a moment after its pod.
+    stack.wait(lambda: stack.policy_row("train")[4:6] == ["8", "4"], "its cards to be free again")
 
 
 def test_deleting_everything_leaves_nothing_that_hangs(installed: Stack) -> None:
