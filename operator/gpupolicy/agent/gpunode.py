@@ -1,8 +1,9 @@
 """The node's GpuNode object: its spec is read, its status is written, and what changed is told in events.
 
-The object is made if it is missing. Its status is applied when it changed, and every few minutes so that its reader can
-tell a quiet agent from a dead one. Writing is a task of its own: an API server that is away delays nothing else, and
-of several statuses that came meanwhile only the last is written.
+The object is made if it is missing, with the spec that was read last: whoever deletes it by hand must not withdraw
+devices, nor have the controller forget who has which card. Its status is applied when it changed, and every few
+minutes so that its reader can tell a quiet agent from a dead one. Writing is a task of its own: an API server that
+is away delays nothing else, and of several statuses that came meanwhile only the last is written.
 """
 
 import asyncio
@@ -134,9 +135,9 @@ class GpuNodeObject:
             "labels": {names.MANAGED_BY_LABEL: names.MANAGED_BY},
             "ownerReferences": [owner],
         }
-        body = {"metadata": metadata, "spec": {}}
         pause = _RETRY_SECONDS[0]
         while True:
+            body = {"metadata": metadata, "spec": {} if self._spec is None else self._spec.to_wire()}
             try:
                 await self._client.create(kube.GPUNODES, body)
             except kube.AlreadyExists:

@@ -1,0 +1,85 @@
+"""The GpuNode object: made when it is missing, and with what was wanted last when somebody deleted it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gpupolicy.adapters import kube
+from gpupolicy.agent import gpunode
+from gpupolicy.agent.gpunode import GpuNodeObject
+from gpupolicy.api.node import GpuNodeStatus
+
+SPEC = {"gpus": [{"uuid": "GPU-0", "policy": "p", "strategy": "Exclusive", "revision": "r1"}]}
+
+
+class Api:
+    """One GpuNode, and the events about it."""
+
+    def __init__(self) -> None:
+        self.object: dict[str, Any] | None = None
+        self.made: list[dict[str, Any]] = []
+        self.changed = asyncio.Event()
+
+    async def create(self, _: kube.Resource, body: dict[str, Any]) -> None:
+        if self.object is not None:
+            raise kube.AlreadyExists(409, "AlreadyExists", "exists")
+        self.made.append(body)
+        metadata = {**body["metadata"], "uid": f"uid-{len(self.made)}", "generation": 1}
+        self.object = {**body, "metadata": metadata}
+
+    async def apply(self, _: kube.Resource, body: dict[str, Any], **__: object) -> dict[str, Any]:
+        if self.object is None:
+            raise kube.NotFound(404, "NotFound", "gone")
+        self.object["status"] = body["status"]
+        return self.object
+
+    async def create_event(self, *_: object, **__: object) -> bool:
+        return True
+
+    async def list(self, *_: object, transform: Any = None, **__: object) -> kube.ObjectList:
+        return kube.ObjectList([], "1")
+
+    async def watch(self, *_: object, **__: object) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield None
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpunode, "_PAUSE_SECONDS", 0.0)
+
+
+def event(change: kube.Change, found: dict[str, Any]) -> kube.Event:
+    return kube.Event(change, ("", "gpu-01"), found, None)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the object tells nobody when it was written
+            await asyncio.sleep(0.005)
+
+
+async def test_an_object_that_was_deleted_comes_back_with_its_spec() -> None:
+    """An empty one would withdraw every device, and the controller would divide the cards anew."""
+    api, woken = Api(), []
+    made = GpuNodeObject(api, "gpu-01", "node-uid", on_spec=lambda: woken.append(1))  # type: ignore[arg-type]
+    running = asyncio.create_task(made.run())
+    made.report(GpuNodeStatus(gpu_count=1))
+    await until(lambda: api.object is not None and "status" in api.object)
+    assert api.made[0]["spec"] == {}
+    assert api.object is not None
+    api.object["spec"] = SPEC
+    made._observed(event(kube.Change.ADDED, api.object))
+    assert made.spec is not None
+    before = made.spec
+
+    gone, api.object = api.object, None
+    made._observed(event(kube.Change.DELETED, gone))
+    await until(lambda: api.object is not None and "status" in api.object)
+    made._observed(event(kube.Change.ADDED, api.object))
+    assert made.spec == before
+    assert api.made[1]["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
