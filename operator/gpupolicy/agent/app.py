@@ -208,6 +208,7 @@ class Agent:
         gc.freeze()
         footprint.trim()
         await self.plugin.start()
+        self._watch.on_replaced = stop.set
         loop = asyncio.create_task(self._work())
         stopping = asyncio.create_task(stop.wait())
         try:

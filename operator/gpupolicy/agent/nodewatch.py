@@ -1,5 +1,8 @@
 """What the Node object says: its UID, and whether a device plugin hands out its cards.
 
+A Node that was deleted and made again has another UID. What we own belongs to the Node of before then, and is
+collected as often as we make it; so the agent has to begin anew.
+
 A device plugin and DRA do not count each other's pods, so we offer nothing while a plugin advertises anything. A
 plugin that restarts disappears for a moment; only when it has been gone at two looks in a row is it gone. Resources
 of capacity without allocatable are what a removed plugin leaves behind, and mean nothing.
@@ -43,6 +46,9 @@ class NodeWatch:
         self._client = client
         self._node = node
         self.on_change = on_change
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called when the Node is another one than the one whose UID was given out."""
+        self._uid = ""
         self._absent = 0
         self.device_plugin = ""
         """What a device plugin advertises, in words; empty where none does."""
@@ -58,7 +64,8 @@ class NodeWatch:
                 continue
             # What it says at the start is believed at once: nothing has been offered yet.
             self.device_plugin = advertised(node)
-            return str(node["metadata"]["uid"])
+            self._uid = str(node["metadata"]["uid"])
+            return self._uid
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -69,6 +76,9 @@ class NodeWatch:
             except kube.KubeError as error:
                 _log.warning("Node %s cannot be read: %s", self._node, error)
                 continue
+            if str(node["metadata"]["uid"]) != self._uid:
+                _log.warning("Node %s was deleted and made again; the agent begins anew", self._node)
+                self.on_replaced()
             self._judge(advertised(node))
 
     def _judge(self, found: str) -> None:

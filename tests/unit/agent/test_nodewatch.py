@@ -1,9 +1,11 @@
 """What a device plugin advertises, and that a plugin which restarts is not taken for gone."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from gpupolicy.agent import nodewatch
 from gpupolicy.agent.nodewatch import NodeWatch, advertised
 
 
@@ -42,3 +44,29 @@ def test_a_plugin_is_gone_when_it_was_gone_twice() -> None:
     for found in ["nvidia.com/gpu: 8", "", "nvidia.com/gpu: 8", "", "", "", "nvidia.com/gpu: 8"]:
         watch._judge(found)
     assert told == ["nvidia.com/gpu: 8", "", "nvidia.com/gpu: 8"]
+
+
+async def test_a_node_that_was_made_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What belongs to the Node of before is collected as often as it is made."""
+    uids = iter(["a", "a", "a", "b"])
+    last = asyncio.Event()
+
+    class Api:
+        async def get(self, *_: object) -> dict[str, Any]:
+            uid = next(uids, None)
+            if uid is None:
+                last.set()
+                await asyncio.Event().wait()
+            return {"metadata": {"name": "n", "uid": uid}}
+
+    monkeypatch.setattr(nodewatch, "LOOK_SECONDS", 0.0)
+    watch = NodeWatch(Api(), "n")  # type: ignore[arg-type]
+    told: list[str] = []
+    watch.on_replaced = lambda: told.append("replaced")
+    assert await watch.uid() == "a"
+    running = asyncio.create_task(watch.run())
+    async with asyncio.timeout(5):
+        await last.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert told == ["replaced"]
