@@ -1,7 +1,7 @@
 """What Prometheus makes of alerts, dashboard and metrics: promtool is the judge, on the rendered chart and real processes.
 
 The series that the alerts are tried on are written by hand. The dashboard is tried on what a controller and an agent
-really serve, with the labels that the chart's PodMonitor adds.
+really serve, with the labels that the chart's PodMonitor adds. Their logs are looked at as well.
 """
 
 import json
@@ -102,6 +102,8 @@ RUNS = 'gpupolicy_reconcile_total{controller="node",result="%s"}'
 PREPARES = f'gpupolicy_dra_prepare_claims_total{{{AGENT},result="%s"}}'
 UNHEALTHY = f"gpupolicy_node_unhealthy_devices{{{AGENT}}}"
 CHANGES = f'gpupolicy_partition_operations_total{{{AGENT},operation="create_instance",result="%s"}}'
+DRIFT = 'gpupolicy_drift_total{pod="controller-a"}'
+CARDS = f"gpupolicy_node_drift_total{{{AGENT}}}"
 TRAIN = {"policy": "train"}
 
 CASES = [
@@ -148,6 +150,11 @@ CASES = [
     case("healthy", "GpuPolicyUnhealthyDevices", {UNHEALTHY: "0x20"}, 15),
     case("fires", "GpuPolicyPartitionErrors", {CHANGES % "error": "0x5 1x40"}, 25, labels=AGENT_LABELS),
     case("is-over", "GpuPolicyPartitionErrors", {CHANGES % "error": "0x5 1x60"}, 50),
+    case("fires", "GpuPolicyDrift", {DRIFT: "0+1x30"}, 20, labels={"pod": "controller-a"}),
+    case("five-times", "GpuPolicyDrift", {DRIFT: "0x5 0+1x4 4x60"}, 20),
+    case("is-over", "GpuPolicyDrift", {DRIFT: "0x2 0+1x9 9x120"}, 100),
+    case("fires", "GpuPolicyCardsChangedByHand", {CARDS: "0x5 1x20"}, 10, labels=AGENT_LABELS),
+    case("never", "GpuPolicyCardsChangedByHand", {CARDS: "1x20"}, 10),
     case("all-succeed", "GpuPolicyPartitionErrors", {CHANGES % "success": "0+1x40"}, 25),
 ]
 ALERTS = {parameters.values[0].alert for parameters in CASES}
@@ -210,34 +217,50 @@ POLICY = {
     "apiVersion": "gpupolicy.dev/v1alpha1",
     "kind": "GpuPolicy",
     "metadata": {"name": "train"},
-    "spec": {"nodeSelector": {"matchLabels": {"gpu-pool": "train"}}, "sharing": {"strategy": "Exclusive"}},
+    "spec": {
+        "nodeSelector": {"matchLabels": {"gpu-pool": "train"}},
+        "sharing": {"strategy": "MIG", "mig": {"layout": [{"profile": "3g.40gb", "count": 2}]}},
+    },
 }
+CARDS_OF_NODE = 8
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What an admin can see of the two processes, by their names."""
+
+    metrics: Mapping[str, str]
+    lines: Mapping[str, list[dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[dict[str, str]]:
-    """`/metrics` of a controller and an agent, with one policy applied to one node."""
+def observed() -> Iterator[Observed]:
+    """A controller and an agent, with one policy applied to one node."""
     with Cluster.start() as cluster:
         stack = Stack(cluster)
         stack.install()
         controller = stack.start_controller()
-        cards = GpuNodeOptions(name="gpu-01", pool="train")
+        cards = GpuNodeOptions(name="gpu-01", pool="train", gpus=CARDS_OF_NODE)
         (node,) = stack.add_nodes(cards, agents=False)
         stack.make_cards(cards, node)
         (port,) = cluster.run.reserve_ports(1)
-        stack.start_agent(node, f"--health-port={port}")
+        agent = stack.start_agent(node, f"--health-port={port}")
         stack.apply(POLICY)
         stack.wait_policies("train")
         ports = {"controller": health_port(controller.log), "agent": port}
-        found = {}
+        served = {}
 
         def read() -> bool:
-            found.update({name: fetch(f"http://127.0.0.1:{ports[name]}/metrics") for name in ports})
+            served.update({name: fetch(f"http://127.0.0.1:{ports[name]}/metrics") for name in ports})
             # The count of devices follows the slices within seconds.
-            return 'gpupolicy_policy_devices{policy="train"} 8.0' in found["controller"]
+            return 'gpupolicy_policy_devices{policy="train"} 16.0' in served["controller"]
 
-        stack.wait(read, "eight devices in the controller's metrics")
-        yield found
+        stack.wait(read, "all devices in the controller's metrics")
+        logs = {"controller": controller.log, "agent": agent.log}
+        lines = {
+            name: [json.loads(line) for line in log.read_text().splitlines()] for name, log in logs.items()
+        }
+        yield Observed(served, lines)
 
 
 def health_port(log: Path) -> int:
@@ -254,18 +277,18 @@ def fetch(url: str) -> str:
 
 
 @pytest.mark.parametrize("process", ["controller", "agent"])
-def test_prometheus_finds_no_fault_in_what_is_served(served: dict[str, str], process: str) -> None:
-    done = promtool("check", "metrics", stdin=served[process])
+def test_prometheus_finds_no_fault_in_what_is_served(observed: Observed, process: str) -> None:
+    done = promtool("check", "metrics", stdin=observed.metrics[process])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_panel_of_the_dashboard_shows_something(
-    served: dict[str, str], expressions: dict[str, str], tmp_path: Path
+    observed: Observed, expressions: dict[str, str], tmp_path: Path
 ) -> None:
     """A label that no series has would leave a panel empty in silence."""
     series = [
         {"series": name, "values": f"{value}x10"}
-        for process, text in served.items()
+        for process, text in observed.metrics.items()
         for name, value in scraped(text, process).items()
     ]
     tests = [
@@ -288,3 +311,25 @@ def scraped(text: str, process: str) -> dict[str, float]:
         for family in text_string_to_metric_families(text)
         for s in family.samples
     }
+
+
+def test_requests_and_layouts_are_counted(observed: Observed) -> None:
+    agent, controller = (scraped(observed.metrics[name], name) for name in ("agent", "controller"))
+
+    def total(series: Mapping[str, float], start: str) -> float:
+        return sum(value for name, value in series.items() if name.startswith(start))
+
+    assert total(agent, 'gpupolicy_node_apply_total{result="success"') == CARDS_OF_NODE
+    assert total(agent, "gpupolicy_node_apply_errors_total") == 0
+    assert total(agent, "gpupolicy_node_reconcile_time_seconds_count") > 1
+    for series in (agent, controller):
+        assert total(series, 'gpupolicy_api_requests_total{code="2xx",method="PATCH"') >= 2
+        assert total(series, 'gpupolicy_api_requests_total{code="2xx",method="GET"') >= 3
+
+
+def test_lines_of_one_operation_are_found_by_its_id(observed: Observed) -> None:
+    told = [line for line in observed.lines["controller"] if "ClassCreated" in line["message"]]
+    assert [line["subject"] for line in told] == ["policy train"]
+    cards = [line for line in observed.lines["agent"] if line.get("subject", "").startswith("card ")]
+    assert len({line["subject"] for line in cards}) == CARDS_OF_NODE
+    assert len({line["operation"] for line in [*told, *cards]}) == CARDS_OF_NODE + 1

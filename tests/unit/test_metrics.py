@@ -1,6 +1,8 @@
 """What the processes expose: the tables are the registries, and dashboard, alerts and documentation use nothing else."""
 
+import datetime as dt
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -8,16 +10,20 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpupolicy.adapters import metrics
+from gpupolicy.adapters import logs, metrics
 from gpupolicy.adapters.kubeletplugin import claims as wire
 from gpupolicy.adapters.metrics import AGENT, CONTROLLER, OPEN, Descriptor, Kind, Metrics
 from gpupolicy.adapters.nvml.errors import Fault, NvmlError
-from gpupolicy.agent.metrics import MeasuredCards, MeasuredClaims
+from gpupolicy.agent import changes
+from gpupolicy.agent.metrics import MeasuredCards, MeasuredClaims, MeasuredLoop
+from gpupolicy.api.conditions import Reason
+from gpupolicy.controller import events
 from gpupolicy.controller import metrics as controller_metrics
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.reconcile import Key
 from gpupolicy.controller.world import World
 from gpupolicy.core.inventory import Placement
+from gpupolicy.core.refusals import Refusal
 from tests.paths import ROOT
 
 TABLES = {"controller": CONTROLLER, "agent": AGENT}
@@ -76,6 +82,13 @@ def test_series_of_known_values_exist_from_the_start(table: str) -> None:
 
 def test_faults_are_those_of_the_nvml_adapter() -> None:
     assert set(metrics.FAULTS) == {fault.value for fault in Fault}
+
+
+def test_reasons_of_a_missed_layout_are_those_that_changes_give() -> None:
+    of_the_loop = {Reason.WAITING_FOR_SLICES, Reason.WAITING_FOR_CLAIMS}
+    of_changes = {*changes._REASONS.values(), Reason.DEGRADED, Reason.LEDGER_CORRUPT}
+    listed = ALL["gpupolicy_node_apply_errors_total"].labels["reason"]
+    assert set(listed) == {reason.value for reason in of_the_loop | of_changes}
 
 
 def used_in(expression: str) -> set[str]:
@@ -154,6 +167,54 @@ async def test_changes_of_cards_are_counted_and_pass_through(error: NvmlError | 
     assert value(measured, timing, operation="destroy_instance") == 1
 
 
+def test_attempts_on_cards_are_counted_by_what_came_of_them() -> None:
+    measured = built(AGENT)
+    loop = MeasuredLoop(measured)
+    loop.looked(0.2)
+    loop.applied(1.5, None)
+    loop.applied(3.0, Refusal(Reason.GPU_UNHEALTHY, "gone"))
+    loop.applied(3.0, Refusal(Reason.GPU_UNHEALTHY, "gone"))
+    loop.drifted()
+    assert value(measured, "gpupolicy_node_reconcile_time_seconds_sum") == 0.2
+    assert value(measured, "gpupolicy_node_apply_total", result="success") == 1
+    assert value(measured, "gpupolicy_node_apply_total", result="error") == 2
+    assert value(measured, "gpupolicy_node_apply_errors_total", reason="GpuUnhealthy") == 2
+    assert value(measured, "gpupolicy_node_apply_errors_total", reason="Degraded") == 0
+    assert value(measured, "gpupolicy_node_apply_duration_seconds_sum") == 7.5
+    assert value(measured, "gpupolicy_node_drift_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(200, "2xx"), (201, "2xx"), (404, "4xx"), (503, "5xx"), (0, "none")]
+)
+@pytest.mark.parametrize("table", TABLES)
+def test_requests_are_counted_by_class_of_answer(table: str, status: int, code: str) -> None:
+    measured = built(TABLES[table])
+    measured.request("PATCH", status, 0.1)
+    name = "gpupolicy_api_requests_total"
+    assert value(measured, name, method="PATCH", code=code) == 1
+    assert sum(v for (n, _), v in samples(measured).items() if n == name) == 1
+
+
+class Client:
+    """Takes events."""
+
+    async def create_event(self, *_: object, **__: object) -> None:
+        pass
+
+
+async def test_only_drift_counts_as_drift() -> None:
+    measured = controller_metrics.for_controller(World(), WorkQueue[Key](), lambda: True)
+    poster = controller_metrics.MeasuredPoster(Client(), "me", measured)  # type: ignore[arg-type]
+    policy = events.Subject.policy("train", "u")
+    now = dt.datetime.now(dt.UTC)
+    await poster.post(events.class_changed(policy, "train", ["spec.selectors"]), now)
+    assert value(measured, "gpupolicy_drift_total") == 0
+    await poster.post(events.class_healed(policy, "train", ["spec.selectors"]), now)
+    await poster.post(events.class_healed(policy, "train", []), now)
+    assert value(measured, "gpupolicy_drift_total") == 2
+
+
 class Handler:
     """Prepares claim a and refuses claim b."""
 
@@ -163,6 +224,26 @@ class Handler:
 
     async def unprepare(self, refs: list[wire.ClaimRef]) -> dict[str, wire.ClaimError | None]:
         return {r.uid: None if r.uid == "a" else wire.ClaimError("no") for r in refs}
+
+
+class TalkativeHandler(Handler):
+    """Logs a line for each claim."""
+
+    async def prepare(self, refs: list[wire.ClaimRef]) -> dict[str, wire.PreparedClaim | wire.ClaimError]:
+        for ref in refs:
+            logging.getLogger("gpupolicy.test").warning("claim %s", ref.uid)
+        return await super().prepare(refs)
+
+
+async def test_what_is_logged_of_one_call_has_one_id(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.setFormatter(logs.JsonFormatter())
+    handler = MeasuredClaims(TalkativeHandler(), built(AGENT))
+    refs = [wire.ClaimRef(namespace="n", name=uid, uid=uid) for uid in ("a", "b", "c")]
+    await handler.prepare(refs[:2])
+    await handler.prepare(refs[2:])
+    a, b, c = map(json.loads, caplog.text.splitlines())
+    assert a["operation"] == b["operation"] != c["operation"]
+    assert {line["subject"] for line in (a, b, c)} == {"prepare"}
 
 
 async def test_claims_are_counted_one_by_one_and_calls_timed() -> None:

@@ -1,13 +1,40 @@
-"""Log lines as JSON objects, one per line, for machines that collect them."""
+"""Log lines as JSON objects, one per line, for machines that collect them.
 
+What belongs together carries one id: `operation` gives it to all lines of a block, also to those of tasks and threads
+(`asyncio.to_thread`) that begin in it, whatever module writes them. Who writes a line need not know of it.
+"""
+
+import contextlib
+import contextvars
 import datetime as dt
 import json
 import logging
+import secrets
 import sys
+from collections.abc import Iterator
+
+_operation: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("operation", default=None)
+
+
+@contextlib.contextmanager
+def operation(subject: str) -> Iterator[None]:
+    """Mark the lines of a block with an id of its own; inside of another operation the inner one counts.
+
+    Args:
+        subject: what the block is about, such as `policy train`.
+    """
+    token = _operation.set((secrets.token_hex(4), subject))
+    try:
+        yield
+    finally:
+        _operation.reset(token)
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object: time, level, logger, message, and the traceback if there is one."""
+    """Formats a record as one JSON object.
+
+    It has time, level, logger, message; operation and subject inside of one; the traceback if there is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, see the class."""
@@ -18,6 +45,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if (under_way := _operation.get()) is not None:
+            line["operation"], line["subject"] = under_way
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

@@ -27,6 +27,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
+from gpupolicy.api.conditions import Reason
+
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 OPEN: Final = ()
 """The values of a label that are not known beforehand."""
@@ -69,9 +71,16 @@ _BUILD = Descriptor(
     "gpupolicy_build_info", Kind.GAUGE, "1, with the versions as labels.", {"version": OPEN, "python": OPEN}
 )
 _KINDS: Final = {"controller": ("policy", "node", "names")}
+_REQUESTS = Descriptor(
+    "gpupolicy_api_requests_total",
+    Kind.COUNTER,
+    "Requests to the API server by class of answer, retries included; a watch counts when it begins.",
+    {"method": ("GET", "POST", "PUT", "PATCH", "DELETE"), "code": ("2xx", "4xx", "5xx", "none")},
+)
 
 CONTROLLER: Final[tuple[Descriptor, ...]] = (
     _BUILD,
+    _REQUESTS,
     Descriptor("gpupolicy_leader", Kind.OBSERVED, "1 in the process that leads."),
     Descriptor(
         "gpupolicy_reconcile_total",
@@ -87,6 +96,11 @@ CONTROLLER: Final[tuple[Descriptor, ...]] = (
         buckets=_RECONCILE_BUCKETS,
     ),
     Descriptor("gpupolicy_active_workers", Kind.GAUGE, "Runs under way.", _KINDS),
+    Descriptor(
+        "gpupolicy_drift_total",
+        Kind.COUNTER,
+        "Objects of ours that somebody else had changed or deleted, and that were put right.",
+    ),
     Descriptor("gpupolicy_queue_length", Kind.OBSERVED, "Keys that wait or run."),
     Descriptor("gpupolicy_queue_oldest_seconds", Kind.OBSERVED, "For how long the oldest key has been due."),
     Descriptor(
@@ -134,9 +148,49 @@ FAULTS: Final = (
     "Failed",
 )
 """The values of `nvml.errors.Fault`; a test holds the two to each other."""
+_APPLY_REASONS: Final = (
+    Reason.DEGRADED,
+    Reason.GPU_UNHEALTHY,
+    Reason.LEDGER_CORRUPT,
+    Reason.NVML_UNAVAILABLE,
+    Reason.OWNERSHIP_CONFLICT,
+    Reason.WAITING_FOR_CLAIMS,
+    Reason.WAITING_FOR_SLICES,
+)
+"""Why a card can miss its layout after an attempt; a test holds them to `agent.changes`."""
 
 AGENT: Final[tuple[Descriptor, ...]] = (
     _BUILD,
+    _REQUESTS,
+    Descriptor(
+        "gpupolicy_node_reconcile_time_seconds",
+        Kind.HISTOGRAM,
+        "How long a look at all cards took, with what follows from it at once.",
+        buckets=_NODE_BUCKETS,
+    ),
+    Descriptor(
+        "gpupolicy_node_apply_total",
+        Kind.COUNTER,
+        "Attempts to bring a card to its layout.",
+        {"result": _RESULTS},
+    ),
+    Descriptor(
+        "gpupolicy_node_apply_errors_total",
+        Kind.COUNTER,
+        "Attempts after which a card had not its layout, by the reason that its GpuNode tells.",
+        {"reason": tuple(reason.value for reason in _APPLY_REASONS)},
+    ),
+    Descriptor(
+        "gpupolicy_node_apply_duration_seconds",
+        Kind.HISTOGRAM,
+        "How long an attempt took, from the withdrawal of devices to the last write.",
+        buckets=_NODE_BUCKETS,
+    ),
+    Descriptor(
+        "gpupolicy_node_drift_total",
+        Kind.COUNTER,
+        "Times that a card was found without the layout that it had, though nothing else was asked for.",
+    ),
     Descriptor(
         "gpupolicy_dra_prepare_claims_total", Kind.COUNTER, "Claims prepared, or not.", {"result": _RESULTS}
     ),
@@ -180,6 +234,7 @@ AGENT: Final[tuple[Descriptor, ...]] = (
         "gpupolicy_node_unhealthy_devices", Kind.OBSERVED, "Devices of this node that are not healthy."
     ),
     Descriptor("gpupolicy_node_prepared_claims", Kind.OBSERVED, "Claims that hold devices of this node."),
+    Descriptor("gpupolicy_node_allocated_devices", Kind.OBSERVED, "Devices of this node that claims hold."),
 )
 
 Samples = Iterable[tuple[Mapping[str, str], float]]
@@ -257,6 +312,11 @@ class Metrics:
         """Put a value into a histogram."""
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
+
+    def request(self, method: str, status: int, _seconds: float) -> None:
+        """Count a request to the API server; an observer of `kube.Kube`."""
+        code = f"{status // 100}xx" if status else "none"
+        self.count("gpupolicy_api_requests_total", method=method, code=code)
 
     def exposition(self) -> bytes:
         """Return all series in the text format, of content type `CONTENT_TYPE`."""

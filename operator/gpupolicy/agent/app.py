@@ -186,6 +186,7 @@ class Agent:
             boot_id=ledger.boot_id,
             agent_version=__version__,
             timing=options.timing,
+            journal=metrics.MeasuredLoop(self.metrics),
         )
         self._damaged: dict[str, str] = {}
         self._recovery_problem = ""
@@ -361,6 +362,7 @@ async def serve(options: Options) -> None:
             agent = Agent(client, options, node_uid=uid, ledger=ledger, watch=watch)
             watch.on_change = agent.state.reconcile.set
             doors.unready, doors.measured = agent.unready, agent.metrics
+            client.observe(agent.metrics.request)
             await agent.run(stop)
 
 

@@ -276,6 +276,7 @@ class ClaimHandler:
         except ledger.DamagedRecordError as error:
             return _told(ref, str(error))
         self._tell_disk("")
+        _log.info("claim %s is prepared: %s", ref, ", ".join(d.device.name for d in record.devices))
         return wire.PreparedClaim(
             devices=tuple(
                 wire.PreparedDevice(
@@ -297,6 +298,7 @@ class ClaimHandler:
             return _told(ref, f"not undone within {CALL_SECONDS:.0f} s: the card does not answer")
         except (cdi.SpecError, files.FileError, ledger.DamagedRecordError) as error:
             return _told(ref, str(error))
+        _log.info("claim %s is unprepared", ref)
         return None
 
     async def _prepare(self, ref: wire.ClaimRef) -> ClaimRecord:

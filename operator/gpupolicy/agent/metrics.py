@@ -8,14 +8,16 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from gpupolicy import __version__
-from gpupolicy.adapters import metrics
+from gpupolicy.adapters import logs, metrics
 from gpupolicy.adapters.kubeletplugin import claims as wire
 from gpupolicy.adapters.metrics import Metrics
 from gpupolicy.adapters.nvml.errors import NvmlError
 from gpupolicy.adapters.nvml.instances import Mode
 from gpupolicy.adapters.nvml.session import Nvml, Observation
+from gpupolicy.agent.journal import Journal
 from gpupolicy.agent.state import NodeState
 from gpupolicy.core.inventory import Gpu, Health, Instance, Placement
+from gpupolicy.core.refusals import Refusal
 
 _T = TypeVar("_T")
 
@@ -36,12 +38,37 @@ def for_node(state: NodeState) -> Metrics:
                 sum(health is not Health.HEALTHY for health, _ in state.health.values())
             ),
             "gpupolicy_node_prepared_claims": lambda: one(len(state.claims)),
+            "gpupolicy_node_allocated_devices": lambda: one(
+                len({d.device.name for claim in state.claims.values() for d in claim.devices})
+            ),
         },
     )
 
 
+class MeasuredLoop(Journal):
+    """Counts and times what the reconcile loop tells."""
+
+    def __init__(self, measured: Metrics) -> None:
+        self._metrics = measured
+
+    def looked(self, seconds: float) -> None:
+        """Time a pass."""
+        self._metrics.observe("gpupolicy_node_reconcile_time_seconds", seconds)
+
+    def applied(self, seconds: float, failure: Refusal | None) -> None:
+        """Count and time an attempt."""
+        self._metrics.count("gpupolicy_node_apply_total", result="error" if failure else "success")
+        if failure:
+            self._metrics.count("gpupolicy_node_apply_errors_total", reason=failure.reason.value)
+        self._metrics.observe("gpupolicy_node_apply_duration_seconds", seconds)
+
+    def drifted(self) -> None:
+        """Count a card that has not its layout any more."""
+        self._metrics.count("gpupolicy_node_drift_total")
+
+
 class MeasuredClaims:
-    """A claims handler whose calls are counted and timed."""
+    """A claims handler whose calls are counted and timed; what is logged in one call carries one id."""
 
     def __init__(self, handler: wire.ClaimHandler, measured: Metrics) -> None:
         self._handler = handler
@@ -52,7 +79,8 @@ class MeasuredClaims:
     ) -> dict[str, wire.PreparedClaim | wire.ClaimError]:
         """Prepare claims, see the handler."""
         began = time.monotonic()
-        answers = dict(await self._handler.prepare(claims_to_prepare))
+        with logs.operation("prepare"):
+            answers = dict(await self._handler.prepare(claims_to_prepare))
         self._metrics.observe("gpupolicy_dra_prepare_duration_seconds", time.monotonic() - began)
         for answer in answers.values():
             self._metrics.count("gpupolicy_dra_prepare_claims_total", result=_result(answer))
@@ -61,7 +89,8 @@ class MeasuredClaims:
     async def unprepare(self, claims_to_undo: Sequence[wire.ClaimRef]) -> dict[str, wire.ClaimError | None]:
         """Undo claims, see the handler."""
         began = time.monotonic()
-        answers = dict(await self._handler.unprepare(claims_to_undo))
+        with logs.operation("unprepare"):
+            answers = dict(await self._handler.unprepare(claims_to_undo))
         self._metrics.observe("gpupolicy_dra_unprepare_duration_seconds", time.monotonic() - began)
         for answer in answers.values():
             self._metrics.count("gpupolicy_dra_unprepare_claims_total", result=_result(answer))

@@ -22,10 +22,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from gpupolicy.adapters import files, kube, ledger
+from gpupolicy.adapters import files, kube, ledger, logs
 from gpupolicy.adapters.nvml.session import Observation
 from gpupolicy.agent import changes
 from gpupolicy.agent.claimlist import ClaimList
+from gpupolicy.agent.journal import Journal
 from gpupolicy.agent.state import NodeState
 from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuNodeSpec, GpuNodeStatus
@@ -162,6 +163,7 @@ class Reconciler:
         boot_id: of this boot.
         agent_version: of this program.
         timing: how long things take.
+        journal: is told what the loop does.
     """
 
     def __init__(
@@ -177,6 +179,7 @@ class Reconciler:
         boot_id: str = "",
         agent_version: str = "",
         timing: Timing | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._state = state
         self._hardware = hardware
@@ -188,6 +191,7 @@ class Reconciler:
         self._boot_id = boot_id
         self._agent_version = agent_version
         self._timing = timing or Timing()
+        self._journal = journal or Journal()
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._changing: set[str] = set()
         # When the last change of a card ended, on the monotonic clock: what was read before then says nothing.
@@ -204,7 +208,9 @@ class Reconciler:
         """Reconcile until cancelled; changes that are under way go on to their end."""
         try:
             while True:
+                began = time.monotonic()
                 await self.reconcile_once()
+                self._journal.looked(time.monotonic() - began)
                 await self._state.reconcile.wait(self._pause_seconds())
         finally:
             self._stopping = True
@@ -254,12 +260,14 @@ class Reconciler:
         spec = self._wish.spec or GpuNodeSpec()
         # While a card is being changed, or was meanwhile, what was decided on it before holds for one pass more.
         named = self._claims.allocated.keys()
+        before = self._decisions
         self._decisions = {
             uuid: self._decide(gpu, spec, circumstances, around, named=named)
-            if uuid in fresh or uuid not in self._decisions
-            else self._decisions[uuid]
+            if uuid in fresh or uuid not in before
+            else before[uuid]
             for uuid, gpu in gpus.items()
         }
+        self._tell_drift(before)
         self._state.inventory = replace(inventory, gpus=tuple(d.gpu for d in self._decisions.values()))
         self._remember_devices(
             {uuid: d for uuid, d in self._decisions.items() if uuid in fresh}, set(self._decisions)
@@ -267,6 +275,16 @@ class Reconciler:
         if observation.available:
             self._state.loaded.set()
         return _Seen(observation, circumstances, around)
+
+    def _tell_drift(self, before: Mapping[str, CardDecision]) -> None:
+        """Tell of cards that have not the layout any more that they had, though they are well and nothing else is wanted."""
+        for uuid, decision in self._decisions.items():
+            old = before.get(uuid)
+            if old is None or not old.is_applied or old.assignment != decision.assignment:
+                continue
+            if not decision.is_applied and not isinstance(decision.plan, Refusal):
+                _log.warning("card %d (%s) has not its layout any more", decision.gpu.index, uuid)
+                self._journal.drifted()
 
     def _judged(self, observation: Observation) -> Inventory:
         """Return the cards; while NVML is away for a moment only, as healthy as they were."""
@@ -488,7 +506,8 @@ class Reconciler:
         revision: str,
     ) -> None:
         try:
-            failure = await self._change(uuid, ready, decide, may_be_shown)
+            with logs.operation(f"card {uuid}"):
+                failure = await self._change(uuid, ready, decide, may_be_shown)
             if failure is None:
                 self._failures.pop(uuid, None)
             else:
@@ -509,21 +528,25 @@ class Reconciler:
         decide: Callable[[Gpu, ownership.Allocations], CardDecision],
         may_be_shown: Callable[[str], bool],
     ) -> Refusal | None:
+        began = time.monotonic()
         try:
             allocated = await ready
             if isinstance(allocated, Refusal):
-                return allocated
-            if self._stopping:
+                outcome = changes.Outcome(failure=allocated)
+            elif self._stopping:
                 return None
-            self._changing.add(uuid)
-            outcome = await changes.change_card(
-                self._state, self._hardware, uuid, lambda gpu: decide(gpu, allocated), may_be_shown
-            )
-            self._on_change()
+            else:
+                self._changing.add(uuid)
+                outcome = await changes.change_card(
+                    self._state, self._hardware, uuid, lambda gpu: decide(gpu, allocated), may_be_shown
+                )
+                self._on_change()
         except Exception as error:  # noqa: BLE001 - a bug that one card brings to light must not end the agent of all
             _log.exception("the change of card %s failed", uuid)
             text = f"card {uuid}: the agent failed ({type(error).__name__}: {error}); its log says where"
-            return Refusal(Reason.DEGRADED, text)
+            outcome = changes.Outcome(failure=Refusal(Reason.DEGRADED, text))
+        if not outcome.shown:
+            self._journal.applied(time.monotonic() - began, outcome.failure)
         return outcome.failure
 
     def _may_be_shown(self, name: str) -> bool:

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from gpupolicy import __version__
 from gpupolicy.adapters import kube, logs
 from gpupolicy.adapters.kube import backoff
 from gpupolicy.controller import (
-    apply,
     cleanup,
     evaluation,
     expressions,
@@ -91,16 +91,6 @@ class Controller:
         self._reflectors = watches.reflectors(client, self.world, router)
         self._access_reflectors = watches.access_reflectors(client, router)
         self._policies = policy_watch.PolicyWatch(client, options.kubeconfig, router.policy)
-        self.reconciler = reconcile.Reconciler(
-            client,
-            self.world,
-            self.queue,
-            judges=expressions.Expressions(client, evaluation.evaluate, evaluation.reads),
-            poster=apply.Poster(client, options.identity),
-            clock=lambda: dt.datetime.now(dt.UTC),
-            stale_after_seconds=options.stale_after_seconds,
-            unreadable=self._unreadable,
-        )
         self._election = kube.LeaderElection(
             client,
             options.namespace,
@@ -110,6 +100,16 @@ class Controller:
             renew_seconds=_RENEW_SECONDS,
         )
         self.metrics = metrics.for_controller(self.world, self.queue, lambda: self._election.leads)
+        self.reconciler = reconcile.Reconciler(
+            client,
+            self.world,
+            self.queue,
+            judges=expressions.Expressions(client, evaluation.evaluate, evaluation.reads),
+            poster=metrics.MeasuredPoster(client, options.identity, self.metrics),
+            clock=lambda: dt.datetime.now(dt.UTC),
+            stale_after_seconds=options.stale_after_seconds,
+            unreadable=self._unreadable,
+        )
         self._health = health.HealthServer(
             health.Checks(
                 alive={"work": self._overdue},
@@ -177,22 +177,29 @@ class Controller:
     async def _work(self) -> None:
         while True:
             key = await self.queue.get()
-            try:
-                with metrics.run(self.metrics, key[0]):
-                    await self.reconciler.run(key)
-            except kube.ApiError as error:
-                least = error.retry_after_seconds if isinstance(error, kube.TooManyRequests) else 0.0
-                seconds = self.queue.retry(key, at_least_seconds=least)
-                logger.warning("%s %s failed and is tried again in %.1f seconds: %s", *key, seconds, error)
-            except asyncio.CancelledError:
-                self.queue.done(key)
-                raise
-            except Exception:
-                # A bug in what one key does must not stop the others.
-                seconds = self.queue.retry(key, at_least_seconds=5.0)
-                logger.exception("%s %s failed and is tried again in %.1f seconds", *key, seconds)
-            else:
-                self.queue.done(key)
+            with logs.operation(" ".join(key).strip()):
+                await self._run(key)
+
+    async def _run(self, key: reconcile.Key) -> None:
+        """Run one key and say in the queue what came of it."""
+        began = time.monotonic()
+        try:
+            with metrics.run(self.metrics, key[0]):
+                await self.reconciler.run(key)
+        except kube.ApiError as error:
+            least = error.retry_after_seconds if isinstance(error, kube.TooManyRequests) else 0.0
+            seconds = self.queue.retry(key, at_least_seconds=least)
+            logger.warning("%s %s failed and is tried again in %.1f seconds: %s", *key, seconds, error)
+        except asyncio.CancelledError:
+            self.queue.done(key)
+            raise
+        except Exception:
+            # A bug in what one key does must not stop the others.
+            seconds = self.queue.retry(key, at_least_seconds=5.0)
+            logger.exception("%s %s failed and is tried again in %.1f seconds", *key, seconds)
+        else:
+            self.queue.done(key)
+            logger.debug("%s %s is in line, after %.3f seconds", *key, time.monotonic() - began)
 
     def _overdue(self) -> str | None:
         seconds = self.queue.oldest_seconds() if self._election.leads else 0.0
@@ -220,7 +227,9 @@ async def serve(options: Options) -> None:
     loop = asyncio.get_running_loop()
     client = kube.Kube.connect(options.kubeconfig, user_agent=f"gpupolicy-controller/{__version__}")
     async with client:
-        work = asyncio.ensure_future(Controller(client, options).run())
+        controller = Controller(client, options)
+        client.observe(controller.metrics.request)
+        work = asyncio.ensure_future(controller.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, work.cancel)
         with contextlib.suppress(asyncio.CancelledError):

@@ -75,8 +75,9 @@ class Poster:
         self._identity = identity
 
     async def post(self, event: events.Event, now: dt.datetime) -> None:
-        """Post one event."""
+        """Post one event, and log it: events are forgotten after an hour."""
         subject = event.subject
+        logger.info("%s %s: %s: %s", subject.kind, subject.name, event.reason, event.note)
         regarding = {
             "apiVersion": subject.api_version,
             "kind": subject.kind,

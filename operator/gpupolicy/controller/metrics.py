@@ -3,15 +3,17 @@
 The numbers of policies are those of `kubectl get gpupolicies`: both come from the status, so they never disagree.
 """
 
+import datetime as dt
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from gpupolicy import __version__
-from gpupolicy.adapters import metrics
+from gpupolicy.adapters import kube, metrics
 from gpupolicy.adapters.metrics import Metrics
 from gpupolicy.api.conditions import ConditionType
 from gpupolicy.api.policy import GpuPolicyStatus
+from gpupolicy.controller import apply, events
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.reconcile import Key
 from gpupolicy.controller.world import World
@@ -47,6 +49,20 @@ def for_controller(world: World, queue: WorkQueue[Key], leads: Callable[[], bool
             "gpupolicy_nodes": lambda: one(len(world.nodes)),
         },
     )
+
+
+class MeasuredPoster(apply.Poster):
+    """Posts events, and counts those that tell of drift."""
+
+    def __init__(self, client: kube.Kube, identity: str, measured: Metrics) -> None:
+        super().__init__(client, identity)
+        self._metrics = measured
+
+    async def post(self, event: events.Event, now: dt.datetime) -> None:
+        """Count and post one event."""
+        if event.reason == events.EventReason.DRIFT:
+            self._metrics.count("gpupolicy_drift_total")
+        await super().post(event, now)
 
 
 @contextmanager

@@ -14,12 +14,14 @@ from gpupolicy.adapters import kube
 from gpupolicy.adapters.ledger import Ledger
 from gpupolicy.adapters.nvml.session import Nvml
 from gpupolicy.agent.claimlist import ClaimList
+from gpupolicy.agent.journal import Journal
 from gpupolicy.agent.reconcile import Reconciler, Surroundings, Timing
 from gpupolicy.agent.state import GPU_KIND, LEDGER_KINDS, VOLATILE_KINDS, NodeState
 from gpupolicy.api.node import GpuAssignment, GpuNodeSpec, GpuNodeStatus, GpuStatus, MigLayout
 from gpupolicy.api.policy import MigLayoutEntry, Strategy
 from gpupolicy.core import ownership, records
 from gpupolicy.core.devices import Device
+from gpupolicy.core.refusals import Refusal
 from tests.simulator import Simulator
 
 NODE = "gpu-01"
@@ -102,6 +104,25 @@ class Claims:
         return self.objects[name]
 
 
+class Told(Journal):
+    """Keeps what the loop tells."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.attempts: list[str] = []
+        self.drifts = 0
+
+    def looked(self, seconds: float) -> None:
+        self.passes += seconds > 0
+
+    def applied(self, seconds: float, failure: Refusal | None) -> None:
+        assert seconds > 0
+        self.attempts.append(failure.reason.value if failure else "success")
+
+    def drifted(self) -> None:
+        self.drifts += 1
+
+
 class AgentNode:
     """One agent, from the ledger up, on the cards of a simulator. `restart` makes another one in its place."""
 
@@ -118,6 +139,7 @@ class AgentNode:
         self.wish = Wish()
         self.claims = Claims()
         self.around = Surroundings()
+        self.told = Told()
         self.state: NodeState
         self.nvml: Nvml
         self.loop: Reconciler
@@ -164,6 +186,7 @@ class AgentNode:
             surroundings=lambda: self.around,
             boot_id=self.ledger.boot_id,
             timing=self.timing,
+            journal=self.told,
         )
 
     async def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpupolicy.adapters import logs
 from gpupolicy.adapters.nvml import events
 from gpupolicy.agent.reconcile import Surroundings
 from gpupolicy.api import names
@@ -303,12 +305,17 @@ async def test_adopted_instances_are_recorded_and_offered(node: AgentNode) -> No
 async def test_what_somebody_destroyed_is_made_again(node: AgentNode) -> None:
     node.want(0, *INFER)
     await node.until_applied(0)
+    assert node.told.drifts == 0
     instance = node.card(0).instances[0]
     await node.nvml.destroy_instance(
         node.card(0).uuid, instance.profile_id, Placement(instance.placement.start, instance.placement.size)
     )
     await node.until(lambda: node.layout(0) == INFER_PLACED and node.are_applied([0]))
     assert len(node.slices.shown) == 4
+    assert node.told.drifts == 1
+    node.want(0, *SEVEN, revision="r2")
+    await node.until_applied(0, revision="r2")
+    assert node.told.drifts == 1, "another wish is no drift"
 
 
 async def test_a_failing_creation_degrades_its_card_and_no_other(node: AgentNode) -> None:
@@ -318,8 +325,31 @@ async def test_a_failing_creation_degrades_its_card_and_no_other(node: AgentNode
     assert "card 0" in (node.card(0).message or "")
     assert node.layout(0) == [], "what could not be finished was taken away"
     assert len(node.slices.shown) == 4
+    assert {"success", "Degraded"} == set(node.told.attempts)
     node.simulator.clear_faults()
     await node.until_applied(0, 1)
+    assert node.told.attempts[-1] == "success"
+    assert node.told.passes > 1
+
+
+async def test_what_is_logged_of_one_change_has_one_id(
+    node: AgentNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.handler.setFormatter(logs.JsonFormatter())
+    caplog.set_level("INFO", "gpupolicy.agent.changes")
+    node.simulator.add_fault("nvmlGpuInstanceCreateComputeInstance", gpu=0, count=3)
+    node.want_all(*INFER)
+    await node.until_applied(0, 1)
+    lines = [line for line in map(json.loads, caplog.text.splitlines()) if "card" in line["message"]]
+    failed = [line for line in lines if line["level"] == "warning"]
+    assert failed
+    for line in lines:
+        uuid = line["subject"].removeprefix("card ")
+        assert uuid in line["message"]
+    together = [line for line in lines if line["operation"] == failed[0]["operation"]]
+    assert [line["level"] for line in together] == ["info", "warning"], "the steps, then what failed of them"
+    begun = [line["operation"] for line in lines if line["level"] == "info"]
+    assert len(begun) == len(set(begun)), "each change has an id of its own"
 
 
 async def test_parts_that_can_be_made_are_made_and_offered(node: AgentNode) -> None:

@@ -72,6 +72,10 @@ class Kube:
         """Close all connections."""
         await self._transport.close()
 
+    def observe(self, observer: transport.Observer) -> None:
+        """Have every further attempt told, in place of whom it was told before."""
+        self._transport.observe(observer)
+
     async def credentials(self) -> Credentials:
         """Return server, token and TLS files as they are now, for another client such as kopf.
 

@@ -113,6 +113,10 @@ class Transport:
         self._retired: list[tuple[float, aiohttp.ClientSession]] = []
         self._closed = False
 
+    def observe(self, observer: Observer) -> None:
+        """Call this after every further attempt."""
+        self._observer = observer
+
     async def close(self) -> None:
         """Close all connections; running requests and watches fail."""
         self._closed = True
