@@ -16,6 +16,7 @@ from gpupolicy.api.node import GpuAssignment
 from gpupolicy.api.policy import GpuPolicyStatus
 from gpupolicy.controller import events
 from gpupolicy.core import classes
+from gpupolicy.core.observation import ObservedNode
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +46,24 @@ async def mark_class(client: kube.Kube, live: classes.LiveClass, taken_by: str |
 
 
 async def node_spec(
-    client: kube.Kube, node: str, uid: str, wanted: Sequence[GpuAssignment], *, clear_releases: bool = False
+    client: kube.Kube, node: ObservedNode, wanted: Sequence[GpuAssignment], *, clear_releases: bool = False
 ) -> kube.Object:
-    """Write the spec of a GpuNode; return it as stored.
+    """Write the spec of a GpuNode, if it is still the version that was decided on; return it as stored.
+
+    A controller that was stopped for a while, or whose watch is late, must not undo what the leader after it wrote:
+    the agent would carve cards by it before anybody puts it right.
 
     A merge patch, and no apply: the controller is the only writer of this list, and an apply that takes the last
     element out of a list takes the list and then the spec itself away, which the schema refuses.
+
+    Raises:
+        Conflict: it is another version by now, or another object.
     """
     spec: dict[str, Any] = {"gpus": [assignment.to_wire() for assignment in wanted]}
     if clear_releases:
         spec["releases"] = None
-    patch = {"metadata": {"uid": uid}, "spec": spec}
-    return await client.patch(kube.GPUNODES, node, patch, field_manager=_MANAGER)
+    patch = {"metadata": {"uid": node.uid, "resourceVersion": node.resource_version}, "spec": spec}
+    return await client.patch(kube.GPUNODES, node.name, patch, field_manager=_MANAGER)
 
 
 async def policy_status(client: kube.Kube, policy: str, uid: str, status: GpuPolicyStatus) -> kube.Object:

@@ -299,9 +299,7 @@ class Reconciler:
             return
         posts = self._node_events(name, planned.spec)
         # A clean-up released cards and was not followed by the end of this controller: policies count again.
-        stored = await apply.node_spec(
-            self._client, name, node.uid, planned.spec, clear_releases=bool(node.releases)
-        )
+        stored = await apply.node_spec(self._client, node, planned.spec, clear_releases=bool(node.releases))
         self._world.put_node(self._world.read_node(stored))
         await self._post(posts)
 
