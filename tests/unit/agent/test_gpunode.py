@@ -22,6 +22,13 @@ class Api:
         self.made: list[dict[str, Any]] = []
         self.changed = asyncio.Event()
 
+    def standing(self) -> dict[str, Any]:
+        return self.object or {}
+
+    def delete(self) -> dict[str, Any]:
+        gone, self.object = self.standing(), None
+        return gone
+
     async def create(self, _: kube.Resource, body: dict[str, Any]) -> None:
         if self.object is not None:
             raise kube.AlreadyExists(409, "AlreadyExists", "exists")
@@ -67,18 +74,16 @@ async def test_an_object_that_was_deleted_comes_back_with_its_spec() -> None:
     made = GpuNodeObject(api, "gpu-01", "node-uid", on_spec=lambda: woken.append(1))  # type: ignore[arg-type]
     running = asyncio.create_task(made.run())
     made.report(GpuNodeStatus(gpu_count=1))
-    await until(lambda: api.object is not None and "status" in api.object)
+    await until(lambda: "status" in api.standing())
     assert api.made[0]["spec"] == {}
-    assert api.object is not None
-    api.object["spec"] = SPEC
-    made._observed(event(kube.Change.ADDED, api.object))
+    api.standing()["spec"] = SPEC
+    made._observed(event(kube.Change.ADDED, api.standing()))
     assert made.spec is not None
     before = made.spec
 
-    gone, api.object = api.object, None
-    made._observed(event(kube.Change.DELETED, gone))
-    await until(lambda: api.object is not None and "status" in api.object)
-    made._observed(event(kube.Change.ADDED, api.object))
+    made._observed(event(kube.Change.DELETED, api.delete()))
+    await until(lambda: "status" in api.standing())
+    made._observed(event(kube.Change.ADDED, api.standing()))
     assert made.spec == before
     assert api.made[1]["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
     running.cancel()
