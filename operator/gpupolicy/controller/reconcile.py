@@ -24,7 +24,7 @@ from typing import Final, Literal
 from gpupolicy.adapters import kube
 from gpupolicy.api.conditions import Condition, ConditionType, Reason
 from gpupolicy.api.node import GpuAssignment
-from gpupolicy.controller import access, apply, events, expressions, judging, reporting
+from gpupolicy.controller import access, apply, events, expressions, judging, pacing, reporting
 from gpupolicy.controller.planning import PlannedNode, Planning
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.world import World
@@ -95,6 +95,7 @@ class Reconciler:
         self._told: dict[str, PlannedNode] = {}
         """The plans that the policies concerned were asked to report."""
         self._dropped: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._repairs = pacing.Pacing()
         self._access = access.AccessWriter(client, world, unreadable)
 
     async def run(self, key: Key) -> None:
@@ -202,8 +203,15 @@ class Reconciler:
             fields = self._without_dropped(wish, fields)
             if live is not None and not fields:
                 continue
+            event = _class_event(subject, wish, live, fields, was_known=wish.name in known)
+            if event.reason == events.EventReason.DRIFT:
+                wait_seconds = self._repairs.due_seconds(wish.name)
+                if wait_seconds > 0:
+                    self._queue.add(policy_key(entry.name), after_seconds=wait_seconds)
+                    continue
+                self._repairs.note(wish.name)
             await self._apply_class(wish, live, entry.uid)
-            posts.append(_class_event(subject, wish, live, fields, was_known=wish.name in known))
+            posts.append(event)
         return posts
 
     async def _apply_class(
