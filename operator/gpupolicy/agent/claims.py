@@ -237,7 +237,7 @@ class ClaimHandler:
                 record = self._state.claims.get(uid)
                 if record is None or record.state is not ClaimState.PREPARE_COMPLETED:
                     continue
-                if any(self._state.devices.get(d.device.name) != d.device for d in record.devices):
+                if not all(claims.stands(d, self._state.devices) for d in record.devices):
                     continue
                 try:
                     await _to_the_end(self._perform(Effect.WRITE_CDI, record))

@@ -6,7 +6,7 @@ is it the claim that the kubelet means, is it allocated, is the configuration ac
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -146,9 +146,20 @@ def same_devices(record: ClaimRecord, devices: Iterable[PreparedDevice]) -> bool
     """Return whether a record holds exactly these devices, on the same hardware, for the same requests."""
 
     def identity(device: PreparedDevice) -> tuple[object, ...]:
-        return (device.pool, device.device, device.requests, device.share_id)
+        return (device.pool, _thing(device.device), device.requests, device.share_id)
 
     return {identity(d) for d in record.devices} == {identity(d) for d in devices}
+
+
+def stands(held: PreparedDevice, devices: Mapping[str, DeviceRecord]) -> bool:
+    """Return whether what a claim holds is still what its name stands for on this node."""
+    found = devices.get(held.device.name)
+    return found is not None and _thing(found) == _thing(held.device)
+
+
+def _thing(device: DeviceRecord) -> DeviceRecord:
+    """Return a device without its policy: that may change, and is not known when an agent starts."""
+    return replace(device, policy="")
 
 
 def is_current(claim: Mapping[str, Any] | None, record: ClaimRecord) -> bool:

@@ -294,6 +294,16 @@ async def test_a_rightful_holder_is_named(node: Node) -> None:
     assert "claim ns/claim-u1" in answer.message
 
 
+async def test_a_claim_whose_card_changed_hands_stays_prepared(node: Node) -> None:
+    """Another policy, or none yet after a restart: the hardware is the same, and its pods run."""
+    effects: list[str] = []
+    await node.prepare("u1")
+    node.handler._between = effects.append
+    node.state.devices["gpu-0"] = replace(GPU, policy="")
+    assert isinstance(await node.prepare("u1"), PreparedClaim)
+    assert effects == [Effect.WRITE_CDI]
+
+
 async def test_a_reallocated_claim_moves(node: Node) -> None:
     """Same UID, another device: what stood is undone first."""
     await node.prepare("u1")
@@ -413,6 +423,8 @@ async def test_the_cdi_file_of_a_running_pod_comes_back(node: Node, by: str) -> 
         cdi.remove_spec(node.cdi, "gpu.gpupolicy.dev/claim", uid)
     # Of an instance that is another one by now no file is made.
     stands = {**DEVICES, MIG.name: replace(MIG, mig_uuid="MIG-b")}
+    # Which policy a device is of is not known yet when an agent starts.
+    stands[GPU.name] = replace(GPU, policy="")
     node.state.devices.update(stands)
     if by == "sweep":
         await node.handler.sweep()
