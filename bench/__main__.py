@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--idle-seconds",
         type=float,
         default=60.0,
-        help="how long agent-idle watches an idle agent (default: %(default)s; the figures are for 600)",
+        help="how long idle programs are watched (default: %(default)s; the figures are for 600)",
     )
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - known.keys())

@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Final, Self
 from bench.result import Result
 
 if TYPE_CHECKING:
+    from bench.installed import Installed
     from bench.world import World
 
-_MODULES: Final = ("plan", "cel", "policy_to_class", "policy_to_slices", "claims", "agent_idle", "images")
+_MODULES: Final = (
+    "plan",
+    "cel",
+    "policy_to_class",
+    "policy_to_slices",
+    "claims",
+    "agent_idle",
+    "installed",
+    "images",
+)
 
 
 @dataclass(slots=True)
@@ -23,12 +33,13 @@ class Session:
 
     Attributes:
         samples: how many samples to take; None: as many as each benchmark thinks right.
-        idle_seconds: how long an idle agent is watched.
+        idle_seconds: how long idle programs are watched.
     """
 
     samples: int | None = None
     idle_seconds: float = 60.0
     _world: "World | None" = None
+    _installed: "Installed | None" = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Self:
@@ -45,6 +56,14 @@ class Session:
 
             self._world = self._stack.enter_context(World.start())
         return self._world
+
+    def installed(self) -> "Installed":
+        """Return the control plane with eight nodes and our images on them; started when first asked for."""
+        if self._installed is None:
+            from bench.installed import Installed
+
+            self._installed = self._stack.enter_context(Installed.start())
+        return self._installed
 
     def count(self, default: int) -> int:
         """Return how many samples to take."""
