@@ -29,7 +29,7 @@ $(VENV)/.ready: pyproject.toml
 venv: $(VENV)/.ready ## Make the virtual environment with everything that tests and checks need
 
 .PHONY: kube
-kube: ## Build Kubernetes, etcd, containerd, Helm and other tools into the cache (once, 10 to 15 minutes)
+kube: ## Build Kubernetes, etcd, containerd, Helm and other tools into the cache (once, 10 to 20 minutes)
 	$(PYTHON) tests/cluster/build.py
 
 .PHONY: demo

@@ -90,6 +90,10 @@ class Tool:
 
 PROMTOOL = "promtool"
 """Judges alerts and metrics for the tests; no cluster needs it."""
+KUEUE = "kueue"
+"""Queues Jobs for the classes of policies in the tests; no cluster needs it."""
+JUDGES = frozenset({PROMTOOL, KUEUE})
+"""What only tests need."""
 
 _KUBERNETES_VERSION = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
@@ -140,6 +144,12 @@ TOOLS: tuple[Tool, ...] = (
         programs={"promtool": "github.com/prometheus/prometheus/cmd/promtool"},
         # Rules and metrics need no service discovery, whose clients of every cloud are most of the build.
         tags="remove_all_sd",
+    ),
+    Tool(
+        name=KUEUE,
+        module="sigs.k8s.io/kueue",
+        programs={"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+        ldflags="-X sigs.k8s.io/kueue/pkg/version.GitVersion={version}",
     ),
 )
 

@@ -66,7 +66,7 @@ def up() -> None:
 def start(progress: Progress) -> Stack:
     """Start the cluster with everything on it; on failure nothing stays."""
     progress.say("building what is not in the cache (the first time 10 to 15 minutes)")
-    build.bin_directory(tool for tool in build.TOOLS if tool.name != build.PROMTOOL)
+    build.bin_directory(tool for tool in build.TOOLS if tool.name not in build.JUDGES)
     progress.say("starting the control plane")
     cluster = Cluster.start(state_directory(), detached=True)
     try:

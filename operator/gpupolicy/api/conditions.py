@@ -75,6 +75,8 @@ class Reason(StrEnum):
     """The policy's own CEL expression also matches cards of a shape that it does not mean; only the other selectors keep it off."""
     NO_PREEMPTION = "NoPreemption"
     """Policies of different priority want the same cards; pods that hold them are not preempted. The message suggests quotas."""
+    QUOTA_NAME = "QuotaName"
+    """Devices of the policy cannot be counted under one name: several classes select the same ones, or a name is too long."""
 
     # On the way.
     ROLLOUT_PENDING = "RolloutPending"

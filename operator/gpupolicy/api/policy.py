@@ -476,7 +476,7 @@ class GpuPolicyStatus(Wire):
     preview: Preview | None = Field(default=None, description="What the card selector matches now.")
     examples: Annotated[list[Example], Field(max_length=8)] = Field(
         default_factory=list,
-        description="Manifests that use the classes.",
+        description="Manifests that use the classes; kueue and kueue-configuration queue Jobs for them.",
         json_schema_extra=list_map("name"),
     )
 

@@ -7,7 +7,7 @@ from gpupolicy.api.conditions import Reason
 from gpupolicy.api.policy import Example, GpuPolicyStatus
 from gpupolicy.controller.judging import Case
 from gpupolicy.controller.world import World
-from gpupolicy.core import classes, examples, render, review, rollout, status
+from gpupolicy.core import classes, examples, kueue, render, review, rollout, status
 from gpupolicy.core.refusals import Refusal
 
 NODE_LIMIT = 512
@@ -76,7 +76,7 @@ def policy_status(
         preview=status.preview(
             len(case.selection.matched), len(case.selection.candidates), case.selection.clauses
         ),
-        examples=_examples(case, reports),
+        examples=_examples(case, reports, facts),
     )
 
 
@@ -92,6 +92,7 @@ def _findings(
         *([broad] if broad else []),
         *review.lower_policy(policy, facts, case.wishes),
         *review.higher_policy(case.entry.name, facts, others),
+        *kueue.findings(case.wishes),
     ]
 
 
@@ -104,13 +105,19 @@ def _shapes(world: World) -> Iterator[review.CardShape]:
             yield review.CardShape(uuid, wanted.policy if wanted else None, is_whole)
 
 
-def _examples(case: Case, reports: Sequence[status.NodeReport]) -> list[Example]:
+def _examples(
+    case: Case, reports: Sequence[status.NodeReport], facts: Sequence[rollout.NodeFacts]
+) -> list[Example]:
+    """Return the manifests to start from; those for Kueue are last, and are not crowded out by many classes."""
+    policy = case.entry.policy
+    devices = review.fitting_quotas(policy, cards=review.cards_of(case.entry.name, facts), wishes=case.wishes)
+    queues = kueue.examples(case.entry.name, policy.spec.access, case.wishes, devices)
     cards = max((len(report.cards) for report in reports), default=0)
     shown = examples.examples(case.wishes, cards_per_node=cards)
     if case.only_plans:
         bodies = ((w.name, classes.manifest(w, policy_uid=case.entry.uid)) for w in case.wishes)
         shown = [*(Example(name=f"DeviceClass {n}", manifest=render.yaml(b)) for n, b in bodies), *shown]
-    return shown[:EXAMPLE_LIMIT]
+    return [*shown[: EXAMPLE_LIMIT - len(queues)], *queues]
 
 
 def _dropped(wishes: Sequence[classes.DesiredClass], dropped: Dropped) -> Refusal | None:

@@ -28,7 +28,7 @@ from gpupolicy.core.refusals import Refusal
 IMPLICIT_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 """The extended resource name that every class has: this and its name."""
 
-_LONGEST_NAME_PART: Final = 63
+LONGEST_NAME_PART: Final = 63
 """Characters after the slash of a resource name; the implicit name of a longer class cannot be written."""
 
 _OBJECT_PREFIX: Final = "gpupolicy-access-"
@@ -131,7 +131,7 @@ def quota_keys(device_class: str, extended_resource_name: str | None) -> tuple[s
     keys = [f"{device_class}.deviceclass.resource.k8s.io/devices"]
     if extended_resource_name is not None:
         keys.append(f"requests.{extended_resource_name}")
-    if len(device_class) <= _LONGEST_NAME_PART:
+    if len(device_class) <= LONGEST_NAME_PART:
         keys.append(f"requests.{IMPLICIT_PREFIX}{device_class}")
     return tuple(keys)
 
