@@ -27,7 +27,7 @@ from urllib.parse import urlencode
 import aiohttp
 import yarl
 
-from gpupolicy.adapters.kube import backoff, credentials, errors
+from gpupolicy.adapters.kube import backoff, credentials, decoding, errors
 from gpupolicy.adapters.kube.credentials import Credentials
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Response:
             Unavailable: the body is not JSON.
         """
         try:
-            return json.loads(self.body)
+            return decoding.loads(self.body)
         except ValueError as error:
             raise _unavailable("InvalidAnswer", f"the answer is not JSON: {error}") from error
 

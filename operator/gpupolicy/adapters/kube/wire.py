@@ -1,13 +1,12 @@
 """The shapes that travel: objects, lists, watch events, options of requests."""
 
 import datetime as dt
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from gpupolicy.adapters.kube import errors, resources
+from gpupolicy.adapters.kube import decoding, errors, resources
 
 Object = dict[str, Any]
 """One Kubernetes object, decoded JSON."""
@@ -117,7 +116,7 @@ def watch_event(line: bytes) -> WatchEvent:
         ApiError: the line carries an error, such as `Gone`, or is no event.
     """
     try:
-        decoded = json.loads(line)
+        decoded = decoding.loads(line)
         event = WatchEvent(decoded["type"], object(decoded["object"]))
     except (ValueError, KeyError, TypeError) as error:
         raise errors.Unavailable(0, "InvalidAnswer", f"a line of a watch is no event: {error!r}") from error
