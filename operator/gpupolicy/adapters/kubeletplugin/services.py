@@ -333,8 +333,9 @@ def _outcome(answers: Mapping[str, Any], uid: str, success: type) -> Any:
         return claims.ClaimError("the driver gave no answer for this claim")
     outcome = answers[uid]
     if isinstance(outcome, claims.ClaimError):
-        # An empty error would read as success.
-        return outcome if outcome.message else claims.ClaimError("the driver failed without saying why")
+        # An empty error would read as success; and half a surrogate pair, which JSON of a tenant may hold, as no text.
+        text = outcome.message.encode(errors="replace").decode()
+        return claims.ClaimError(text or "the driver failed without saying why")
     if isinstance(outcome, success):
         return outcome
     return claims.ClaimError(f"the driver answered with {type(outcome).__name__} for this claim")

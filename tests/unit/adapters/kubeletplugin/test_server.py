@@ -200,6 +200,7 @@ ANSWERS = [
     pytest.param({"uid-1": 7}, "the driver answered with int for this claim", id="nonsense for a claim"),
     pytest.param({"uid-1": ClaimError("")}, "the driver failed without saying why", id="empty error"),
     pytest.param({"uid-1": ClaimError("taken by ns/b")}, "taken by ns/b", id="refuses"),
+    pytest.param({"uid-1": ClaimError("no \ud800 here")}, "no ? here", id="half a character"),
     pytest.param(slow, "not done after", id="too slow"),
 ]
 
