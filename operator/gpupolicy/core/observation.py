@@ -214,5 +214,5 @@ def _bytes(quantity: str | None) -> int | None:
         return None
     try:
         return int(quantities.parse(quantity).value)
-    except quantities.InvalidQuantityError:
+    except (quantities.InvalidQuantityError, quantities.UnsupportedQuantityError):
         return None

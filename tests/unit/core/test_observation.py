@@ -118,6 +118,7 @@ def test_a_card_of_which_only_the_uuid_is_known() -> None:
         pytest.param("ownership", "Observed", Ownership.OBSERVED, id="observed"),
         pytest.param("ownership", "Shared", Ownership.FOREIGN, id="ownership-of-the-future"),
         pytest.param("memory_bytes", "many", None, id="memory-unreadable"),
+        pytest.param("memory_bytes", "1e5000", None, id="memory-absurd"),
     ],
 )
 def test_words_of_another_release_are_read_with_care(field: str, value: str, read_as: object) -> None:
