@@ -89,7 +89,7 @@ class Controller:
         self.queue: WorkQueue[reconcile.Key] = WorkQueue(spacing_seconds=SPACING_SECONDS)
         router = watches.Router(self.world, self.queue)
         self._reflectors = watches.reflectors(client, self.world, router)
-        self._access_reflectors = watches.access_reflectors(client, router)
+        self._access_reflectors = watches.access_reflectors(client, self.world, router)
         self._policies = policy_watch.PolicyWatch(client, options.kubeconfig, router.policy)
         self._election = kube.LeaderElection(
             client,

@@ -136,10 +136,10 @@ def reflectors(client: kube.Kube, world: World, router: Router) -> list[kube.Ref
         # Claims cannot be selected by driver on the server; those that hold nothing of ours are dropped on arrival.
         _Watch(kube.RESOURCE_CLAIMS, lambda body: tally.holdings(body) or None, router.claim),
     )
-    return _reflectors(client, watches)
+    return _reflectors(client, watches, world)
 
 
-def access_reflectors(client: kube.Kube, router: Router) -> list[kube.Reflector]:
+def access_reflectors(client: kube.Kube, world: World, router: Router) -> list[kube.Reflector]:
     """Return the reflectors of what enforces `spec.access`; where one is refused, only policies that need it suffer."""
     return _reflectors(
         client,
@@ -152,10 +152,11 @@ def access_reflectors(client: kube.Kube, router: Router) -> list[kube.Reflector]
             )
             for kind, resource in RESOURCES.items()
         ],
+        world,
     )
 
 
-def _reflectors(client: kube.Kube, watches: Iterable[_Watch]) -> list[kube.Reflector]:
+def _reflectors(client: kube.Kube, watches: Iterable[_Watch], world: World) -> list[kube.Reflector]:
     return [
         kube.Reflector(
             client,
@@ -163,6 +164,7 @@ def _reflectors(client: kube.Kube, watches: Iterable[_Watch]) -> list[kube.Refle
             field_selector=watch.field_selector,
             label_selector=watch.label_selector,
             on_event=watch.take,
+            on_rewind=world.forget_versions,
             transform=_transform(watch.read),
         )
         for watch in watches

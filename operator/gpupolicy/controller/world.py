@@ -8,7 +8,7 @@ seen to go stays gone. A policy that is being deleted counts as gone, because no
 import functools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import pydantic
@@ -39,6 +39,11 @@ class PolicyEntry:
     def node_selector(self) -> LabelSelector:
         """The nodes it selects."""
         return LabelSelector.of(self.policy.spec.node_selector)
+
+    def without_version(self) -> "PolicyEntry":
+        """Return the entry as one that any other is newer than."""
+        metadata = self.policy.metadata.model_copy(update={"resource_version": ""})
+        return PolicyEntry(self.policy.model_copy(update={"metadata": metadata}), self.problem)
 
     @property
     def name(self) -> str:
@@ -74,6 +79,18 @@ class World:
         self._holdings: dict[str, dict[str, tuple[tally.Holding, ...]]] = {}
         self._claim_pools: dict[str, frozenset[str]] = {}
         self._tallies: dict[str, tally.PoolTally] = {}
+
+    def forget_versions(self) -> None:
+        """Believe whatever comes next: the server was restored from a backup, and its versions went back.
+
+        Objects that went since the backup live again, with the UIDs that they had.
+        """
+        self.policies = {name: entry.without_version() for name, entry in self.policies.items()}
+        self.nodes = {name: replace(node, resource_version="") for name, node in self.nodes.items()}
+        self.classes = {name: replace(live, resource_version="") for name, live in self.classes.items()}
+        self.access = {key: replace(live, resource_version="") for key, live in self.access.items()}
+        self._gone.clear()
+        self._access_gone.clear()
 
     def put_policy(self, body: Object) -> bool:
         """Take a policy; return whether anything but its status is new."""

@@ -42,6 +42,27 @@ def test_an_older_copy_is_ignored() -> None:
     assert world.policies["p"].policy.spec.priority == 4
 
 
+def test_a_server_that_was_restored_from_a_backup_is_believed() -> None:
+    """Its versions went back, and what was deleted since lives again under its old UID."""
+    world = World()
+    world.put_policy(policy(10, spec={"priority": 4}))
+    world.put_node(world.read_node(gpu_node(10, gpus=[{"uuid": "GPU-0", "policy": "p"}])))
+    world.put_class(LiveClass(name="c", uid="c1", resource_version="10", revision="new"))
+    world.put_class(LiveClass(name="gone", uid="c2", resource_version="9"))
+    assert world.drop_class("gone", "c2")
+
+    world.forget_versions()
+    assert world.policies["p"].policy.spec.priority == 4
+    assert world.put_policy(policy(3))
+    assert world.put_node(world.read_node(gpu_node(4)))
+    assert world.put_class(LiveClass(name="c", uid="c1", resource_version="5", revision="old"))
+    assert world.put_class(LiveClass(name="gone", uid="c2", resource_version="5"))
+    assert world.policies["p"].policy.spec.priority == 0
+    assert world.nodes["n"].assignments == {}
+    assert world.classes["c"].revision == "old"
+    assert not world.put_policy(policy(2, spec={"priority": 1})), "from here on versions count again"
+
+
 def test_versions_are_numbers() -> None:
     world = World()
     world.put_policy(policy(9))

@@ -93,6 +93,7 @@ class Reflector:
         label_selector: str | None = None,
         field_selector: str | None = None,
         on_event: Callable[[Event], None] | None = None,
+        on_rewind: Callable[[], None] | None = None,
         transform: wire.Transform | None = None,
         keep_managed_fields: bool = False,
         page_size: int = client.PAGE_SIZE,
@@ -108,6 +109,8 @@ class Reflector:
             label_selector: only objects with these labels.
             field_selector: only objects with these fields.
             on_event: called for each change, in order.
+            on_rewind: called when the server is found to be older than the copy, before it is listed again: whoever
+                compares versions has to forget those that are known.
             transform: trims each object before it is cached, None drops it. A change that leaves the trimmed object
                 as it was is no event. It may change the object in place.
             keep_managed_fields: keep `metadata.managedFields`, which often is half of an object.
@@ -124,6 +127,7 @@ class Reflector:
         self._label_selector = label_selector
         self._field_selector = field_selector
         self._on_event = on_event
+        self._on_rewind = on_rewind
         self._transform = transform
         self._keep_managed_fields = keep_managed_fields
         self._page_size = page_size
@@ -191,6 +195,8 @@ class Reflector:
                 version,
             )
             self._version = None
+            if self._on_rewind is not None:
+                self._on_rewind()
 
     async def _pause(self, error: errors.ApiError) -> None:
         self._doubtful = True

@@ -138,9 +138,12 @@ async def test_a_lost_history_is_listed_again_and_only_differences_are_told(serv
         listed(20, node("same", 1), node("changed", 12), node("new", 13), node("reborn", 14, "second")),
         IDLE,
     )
-    reflector = make()
+    reflector = make(on_rewind=lambda: told.append("REWOUND"))
     async with running(reflector):
         await until(lambda: "20" in asked(server))
+    rewound = [number for number, line in enumerate(told) if line == "REWOUND"]
+    assert rewound == ([4] if how in LOOKS else []), "before anything is told of the new list"
+    told = [line for line in told if line != "REWOUND"]
     assert asked(server) == ["list", "5", *["look" for _ in LOOKS.get(how, [])], "list", "20"]
     assert told[:4] == ["ADDED same", "ADDED changed", "ADDED gone", "ADDED reborn"]
     assert sorted(told[4:]) == [
