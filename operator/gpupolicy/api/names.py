@@ -3,6 +3,7 @@
 One place, so that a rename is one edit and no two processes disagree on a string.
 """
 
+import hashlib
 from typing import Final
 
 GROUP: Final = "gpupolicy.dev"
@@ -44,17 +45,25 @@ DEVICE_PLUGIN_RESOURCE: Final = "nvidia.com/gpu"
 
 
 _POOL_SUFFIX: Final = "/gpupolicy"
+_POOL_LIMIT: Final = 253
+_HASH_LENGTH: Final = 10
 
 
 def pool_name(node: str) -> str:
     """Return the name of the pool of one node's devices.
 
     It is driver-unique on purpose: the counter caches of kube-scheduler are keyed by pool name only, so two
-    drivers that both use the bare node name corrupt each other's accounts.
+    drivers that both use the bare node name corrupt each other's accounts. A name of a node may be as long as that of
+    a pool, so the end of a very long one becomes a hash.
     """
+    room = _POOL_LIMIT - len(_POOL_SUFFIX)
+    if len(node) > room:
+        digest = hashlib.sha256(node.encode()).hexdigest()[:_HASH_LENGTH]
+        # What is cut must not end in a dot or dash, which a name of dotted parts does not allow.
+        node = f"{node[: room - _HASH_LENGTH - 1].rstrip('.-')}-{digest}"
     return f"{node}{_POOL_SUFFIX}"
 
 
 def node_of_pool(pool: str) -> str:
-    """Return the node of a pool of ours; what `pool_name` did not make comes back as it is."""
+    """Return the node of a pool of ours; what `pool_name` did not make, or had to cut, is the name of no node."""
     return pool.removesuffix(_POOL_SUFFIX)
