@@ -239,8 +239,11 @@ class Reconciler:
             self._slices.publish(in_order((d.gpu, d.published) for d in self._decisions.values()))
         await self._state.announce()
         # A round decides on what it has listed itself, and so must the passes while it is under way and the one that
-        # begins the next: else each would doom another device than the other has withdrawn, and so for ever.
-        is_changing = self._rounds or any(d.needs_change for d in self._decisions.values())
+        # begins the next: else each would doom another device than the other has withdrawn, and so for ever. A card
+        # that failed and pauses does not keep the others from hearing of the claims that they wait for.
+        is_changing = self._rounds or any(
+            d.needs_change and uuid not in self._failures for uuid, d in self._decisions.items()
+        )
         if not is_changing and await self._claims.refresh(self._awaited()):
             self._state.reconcile.set()
         await self._note_applied(seen.observation)

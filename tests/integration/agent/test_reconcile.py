@@ -146,6 +146,21 @@ async def test_what_a_claim_names_is_made_where_there_is_a_choice(node: AgentNod
     assert node.layout(0) == ["3g.40gb@0", "2g.20gb@4"]
 
 
+async def test_a_card_that_fails_does_not_make_its_neighbour_wait_longer(node: AgentNode) -> None:
+    """The one pauses for up to a minute between two attempts; the claim that the other waits for goes before that."""
+    node.want_all(*INFER)
+    await node.until_applied(0, 1)
+    name = held(node, 1, "3g.40gb")
+    node.simulator.add_fault("nvmlComputeInstanceDestroy", gpu=0, count=-1)
+    node.claims.allocate("late", name, "pod-1")
+    node.want_all(*SEVEN, revision="r2")
+    await node.until(lambda: node.card(0).reason == "Degraded" and node.card(1).reason == "WaitingForClaims")
+    uuid = node.card(0).uuid
+    node.loop._failures[uuid].retry_at += 3600
+    del node.claims.objects["late"]
+    await node.until_applied(1, revision="r2")
+
+
 async def test_a_round_destroys_nothing_that_it_did_not_withdraw(
     node: AgentNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
