@@ -5,13 +5,18 @@ hooks of every driver release. Without it (simulated nodes, or drivers that are 
 the device nodes, and whatever extra edits the node's admin names. Either way a device that would come out without
 its nodes is an error here: a container that starts without its GPU is the classic failure after a layout change.
 
+`nvidia-ctk` looks at all cards of the node, so one that is lost or hangs makes it fail for all. What it said last stays
+true of the devices that it knew then, and is used for them until it answers again.
+
 It blocks (files, a subprocess of some hundred milliseconds): call it in a thread.
 """
 
+import logging
 import os
 import re
 import stat
 import subprocess
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -23,6 +28,10 @@ CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-m
 """Nodes that every container with a GPU gets, where the node has them."""
 
 CTK_TIMEOUT_SECONDS: Final = 20.0
+CTK_PAUSE_SECONDS: Final = 30.0
+"""How long `nvidia-ctk` is left alone after it failed: it may have hung for as long as a claim may take in all."""
+
+_log = logging.getLogger(__name__)
 
 _CAPS: Final = "nvidia-caps"
 _FILE_MINOR: Final = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
@@ -66,6 +75,10 @@ class DeviceFiles:
     cdi_hook: Path | None = None
     extra: cdi.ContainerEdits = field(default_factory=cdi.ContainerEdits)
     _generated: cdi.Spec | None = None
+    _last: cdi.Spec | None = None
+    """What `nvidia-ctk` said last, also if it is to be asked again."""
+    _failure: tuple[float, str] | None = None
+    """When it failed last, on the monotonic clock, and how; None since it answered."""
 
     def common(self) -> cdi.ContainerEdits:
         """Return the edits of every container that gets any device.
@@ -76,7 +89,7 @@ class DeviceFiles:
         # Without this an image that sets NVIDIA_VISIBLE_DEVICES=all gets every card through the legacy runtime.
         void = cdi.ContainerEdits(env=("NVIDIA_VISIBLE_DEVICES=void",))
         if self.nvidia_ctk is not None:
-            return void + self._spec().common_edits + self.extra
+            return void + self._spec_or_last().common_edits + self.extra
         nodes = tuple(
             self._node(f"/dev/{name}") for name in CONTROL_NODES if _is_device(self._host(f"/dev/{name}"))
         )
@@ -95,7 +108,7 @@ class DeviceFiles:
         own = self._own_edits(device)
         if self.nvidia_ctk is None:
             return own
-        generated = self._spec().devices.get(device.uuid)
+        generated = self._spec_or_last().devices.get(device.uuid)
         if generated is None:
             self.refresh()
             generated = self._spec().devices.get(device.uuid)
@@ -105,6 +118,12 @@ class DeviceFiles:
             )
         paths = {node.path for node in generated.device_nodes}
         missing = [node for node in own.device_nodes if node.path not in paths]
+        if missing and self._generated is None:
+            # What was said before is of an instance that had the same UUID: its nodes would open somebody else's.
+            raise DeviceFilesError(
+                f"nvidia-ctk fails, and what it said of {device.uuid} before does not fit any more: run "
+                "`nvidia-ctk cdi generate` on the node to see why"
+            )
         # A node that nvidia-ctk only warned about is added by number, so that the container has its device.
         return generated + cdi.ContainerEdits(env=own.env, device_nodes=tuple(missing))
 
@@ -185,9 +204,28 @@ class DeviceFiles:
     def _spec(self) -> cdi.Spec:
         # By a name of its own: another thread may forget it at any moment.
         generated = self._generated
-        if generated is None:
-            generated = self._generated = self._generate()
+        if generated is not None:
+            return generated
+        failure = self._failure
+        if failure is not None and time.monotonic() - failure[0] < CTK_PAUSE_SECONDS:
+            raise DeviceFilesError(failure[1])
+        try:
+            generated = self._generate()
+        except DeviceFilesError as error:
+            self._failure = time.monotonic(), str(error)
+            raise
+        self._generated, self._last, self._failure = generated, generated, None
         return generated
+
+    def _spec_or_last(self) -> cdi.Spec:
+        try:
+            return self._spec()
+        except DeviceFilesError as error:
+            last = self._last
+            if last is None:
+                raise
+            _log.warning("what nvidia-ctk said before is used: %s", error)
+            return last
 
     def _generate(self) -> cdi.Spec:
         command = [

@@ -1,10 +1,13 @@
 """What `nvidia-ctk` said is used as long as nothing changed, by threads that do not know of each other."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from gpupolicy.adapters import cdi, devicefiles
+from gpupolicy.core.records import DeviceKind, DeviceRecord
 
 SPEC = cdi.Spec(kind="nvidia.com/gpu", devices={}, common_edits=cdi.ContainerEdits(env=("A=b",)))
 
@@ -33,6 +36,76 @@ def test_an_answer_is_remembered_until_the_hardware_changes(asked: list[int]) ->
     made.refresh()
     made.common()
     assert len(asked) == 2
+
+
+def edits(number: int) -> cdi.ContainerEdits:
+    return cdi.ContainerEdits(
+        env=(f"G={number}",), device_nodes=(cdi.DeviceNode(path=f"/dev/nvidia{number}"),)
+    )
+
+
+class Node:
+    """Cards whose `nvidia-ctk` knows some devices, or fails."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.known = {"GPU-0": edits(0)}
+        self.failure = ""
+        self.asked = 0
+        self.now = 1000.0
+        for name in ("nvidiactl", "nvidia0", "nvidia1"):
+            path = directory / "dev" / name
+            path.parent.mkdir(exist_ok=True)
+            os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(195, 0))
+        monkeypatch.setattr(devicefiles.DeviceFiles, "_generate", lambda _: self.generate())
+        monkeypatch.setattr(devicefiles.time, "monotonic", lambda: self.now)
+        self.files = devicefiles.DeviceFiles(
+            nvidia_ctk=Path("/usr/bin/nvidia-ctk"), roots=devicefiles.Roots(dev=directory)
+        )
+
+    def generate(self) -> cdi.Spec:
+        self.asked += 1
+        if self.failure:
+            raise devicefiles.DeviceFilesError(self.failure)
+        return cdi.Spec(kind="nvidia.com/gpu", devices=dict(self.known), common_edits=SPEC.common_edits)
+
+    def env(self, number: int) -> tuple[str, ...]:
+        device = DeviceRecord(f"gpu-{number}", DeviceKind.GPU, "p", f"GPU-{number}", minor=number)
+        return (*self.files.common().env, *self.files.edits(device).env)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, monkeypatch)
+
+
+def test_a_card_that_is_lost_does_not_take_its_neighbours_along(node: Node) -> None:
+    """Another card was changed meanwhile, so nvidia-ctk is asked again, and fails for all."""
+    before = node.env(0)
+    node.files.refresh()
+    node.failure = "GPU is lost"
+    assert node.env(0) == before
+    assert node.asked == 2, "one that hangs is not asked once more for each claim"
+    with pytest.raises(devicefiles.DeviceFilesError, match="GPU is lost"):
+        node.env(1)
+    node.now += devicefiles.CTK_PAUSE_SECONDS
+    node.failure, node.known = "", {**node.known, "GPU-1": edits(1)}
+    assert "G=1" in node.env(1)
+
+
+def test_what_was_said_before_is_not_used_for_another_instance_of_that_uuid(node: Node) -> None:
+    """Its nodes would open what is somebody else's by now."""
+    node.known["GPU-1"] = edits(0)
+    assert "G=0" in node.env(1), "a node that nvidia-ctk only warned about is added"
+    node.files.refresh()
+    node.failure = "GPU is lost"
+    with pytest.raises(devicefiles.DeviceFilesError, match="does not fit any more"):
+        node.env(1)
+
+
+def test_without_any_answer_there_is_an_error(node: Node) -> None:
+    node.failure = "GPU is lost"
+    with pytest.raises(devicefiles.DeviceFilesError, match="GPU is lost"):
+        node.env(0)
 
 
 class Forgetful(devicefiles.DeviceFiles):
