@@ -188,9 +188,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
     if (!gpu || !call_require(&call, values && count >= 0, NVML_ERROR_INVALID_ARGUMENT))
         return call_end(&call);
     for (int i = 0; i < count; i++) {
-        /* Each field fails by itself; none is offered. */
-        values[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
-        values[i].value.ullVal = 0;
+        /* Each field fails by itself; one is offered, and that only where the knob says so. */
+        int told = values[i].fieldId == NVML_FI_DEV_GET_GPU_RECOVERY_ACTION && gpu->recovery_action != RECOVERY_UNTOLD;
+        values[i].nvmlReturn = told ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+        values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+        values[i].value.ullVal = told ? gpu->recovery_action : 0;
     }
     return call_end(&call);
 }

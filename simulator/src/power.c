@@ -52,6 +52,8 @@ void power_reset(const char *directory, struct state *state, int slot)
     gpu->ecc_current = gpu->ecc_pending;
     gpu->remap_pending = 0;
     gpu->lost = 0;
+    if (gpu->recovery_action != RECOVERY_UNTOLD)
+        gpu->recovery_action = NVML_GPU_RECOVERY_ACTION_NONE;
     gpu->resets++;
     gpu->generation = state_generation(state);
 }

@@ -16,6 +16,7 @@
 #include "symbols.h"
 #include "tables.h"
 
+#define RECOVERY_UNTOLD 255
 #define STATE_MAGIC 0x4d49535550470001ULL
 #define STATE_LAYOUT 2 /* Raised whenever a structure below changes. */
 #define STATE_FILE "state"
@@ -86,6 +87,7 @@ struct gpu {
     uint32_t compute_major, compute_minor;
     uint32_t temperature_celsius, utilization_percent, memory_utilization_percent, power_milliwatts;
     uint32_t remapped_correctable, remapped_uncorrectable, remap_pending, remap_failed;
+    uint32_t recovery_action; /* What the driver says has to be done; RECOVERY_UNTOLD: it does not know the question. */
     uint64_t ecc_corrected, ecc_uncorrected;
     uint32_t fabric_clique;
     char fabric_cluster[UUID_SIZE];

@@ -248,7 +248,10 @@ class Agent:
                 )
                 continue
             same_boot = record.boot_id == self._ledger.boot_id
-            self.state.gpus[record.key] = known if same_boot else ownership.after_boot(known)
+            known = known if same_boot else ownership.after_boot(known)
+            self.state.gpus[record.key] = known
+            if known.xid is not None:
+                self.nvml.remember(known.gpu_uuid, known.xid)
         for file in contents.damaged:
             if file.kind == GPU_KIND and file.damage is not Damage.SET_ASIDE:
                 _log.error(

@@ -108,6 +108,10 @@ class MeasuredCards:
         """Read every card, see `Nvml.observe`."""
         return await self._nvml.observe(skip=skip)
 
+    def slow(self) -> dict[str, str]:
+        """Say which cards do not answer, see `Nvml.slow`."""
+        return self._nvml.slow()
+
     async def read(self, gpu_uuid: str) -> Gpu:
         """Read one card, see `Nvml.read`."""
         try:

@@ -69,6 +69,10 @@ class Hardware(changes.Cards, Protocol):
         """Read every card."""
         ...
 
+    def slow(self) -> Mapping[str, str]:
+        """Say which cards do not answer, and since when."""
+        ...
+
 
 class Slices(Protocol):
     """The part of `publication.Publication` that the loop needs."""
@@ -254,6 +258,7 @@ class Reconciler:
     async def _look(self) -> _Seen:
         observation = await self._hardware.observe(skip=frozenset(self._changing))
         inventory = self._judged(observation)
+        await self._note_xids(inventory.gpus, observation)
         if observation.available:
             await self._settle_records(inventory.gpus, observation)
         around = self._surroundings()
@@ -329,6 +334,13 @@ class Reconciler:
                 await self._update_record(
                     gpu.uuid, observation, functools.partial(ownership.settled, gpu=gpu)
                 )
+
+    async def _note_xids(self, gpus: Iterable[Gpu], observation: Observation) -> None:
+        """Write down for which XID each card counts as sick, where that is news: the next process does not hear it."""
+        for gpu in gpus:
+            xid = observation.xids.get(gpu.uuid)
+            if gpu.uuid in self._state.gpus or xid is not None:
+                await self._update_record(gpu.uuid, observation, functools.partial(replace, xid=xid))
 
     async def _update_record(
         self, uuid: str, observation: Observation, change: Callable[[GpuRecord], GpuRecord]
@@ -582,6 +594,7 @@ class Reconciler:
             decisions=self._decisions,
             records=self._state.gpus,
             failures={uuid: failure.refusal for uuid, failure in self._failures.items()},
+            slow=self._hardware.slow(),
             shown=self._slices.shown,
             troubles=troubles,
             blind=observation.message if self._is_blind(observation) or self._seen_at is None else None,

@@ -1,7 +1,8 @@
 """What an agent says of its node: the inventory, card by card why it is as it is, and four conditions.
 
-A card tells one reason, the first that applies: nobody wants it; its last change failed; it is sick; the wish cannot
-be fulfilled or waits; it is being changed; it stands and the API server does not show it yet; it is applied.
+A card tells one reason, the first that applies: nobody wants it; it is sick; a call of its change does not return; its last
+change failed; the wish cannot be fulfilled or waits; it is being changed; it stands and the API server does not show it yet;
+it is applied.
 
 Times of transition move only when a status does, so equal facts give an equal status, and nothing is written.
 """
@@ -49,6 +50,7 @@ class NodeFacts:
         decisions: the decision on each card, by UUID.
         records: what the ledger says of each card, by UUID.
         failures: why the last change of a card failed, by UUID; only of cards that still need a change.
+        slow: which call of the driver has not returned, and since when, by UUID.
         shown: names of the devices that the API server shows.
         troubles: what keeps the node as a whole from being ready.
         blind: why the cards cannot be seen; None while they can.
@@ -62,6 +64,7 @@ class NodeFacts:
     decisions: Mapping[str, CardDecision] = field(default_factory=dict)
     records: Mapping[str, GpuRecord] = field(default_factory=dict)
     failures: Mapping[str, Refusal] = field(default_factory=dict)
+    slow: Mapping[str, str] = field(default_factory=dict)
     shown: frozenset[str] = frozenset()
     troubles: tuple[Refusal, ...] = ()
     blind: str | None = None
@@ -111,6 +114,7 @@ def card_reason(gpu: Gpu, facts: NodeFacts) -> Refusal:
         return Refusal(Reason.IDLE, "")
     candidates = (
         _sickness(gpu),
+        _slow(decision, facts),
         None if decision.needs_change else decision.waiting,
         facts.failures.get(gpu.uuid),
         decision.waiting,
@@ -139,6 +143,15 @@ def _sickness(gpu: Gpu) -> Refusal | None:
     if gpu.health is Health.HEALTHY:
         return None
     return Refusal(Reason.GPU_UNHEALTHY, gpu.health_message or f"health is {gpu.health}")
+
+
+def _slow(decision: CardDecision, facts: NodeFacts) -> Refusal | None:
+    """Return that a change hangs, before its deadline makes the card a sick one: nobody needs to wait for pods meanwhile."""
+    call = facts.slow.get(decision.gpu.uuid)
+    if call is None or not decision.needs_change:
+        return None
+    besides = f"; besides, it {decision.waiting.message}" if decision.waiting else ""
+    return Refusal(Reason.ROLLOUT_PENDING, f"{_pending(decision, facts).message}; {call}{besides}")
 
 
 def _pending(decision: CardDecision, facts: NodeFacts) -> Refusal:

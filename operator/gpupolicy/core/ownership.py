@@ -27,7 +27,7 @@ Allocations = Mapping[str, tuple[ClaimUse, ...]]
 
 def after_boot(record: GpuRecord) -> GpuRecord:
     """Return what a record of another boot is still good for: a reboot has removed every instance."""
-    return replace(record, instances=(), mode_intent=None, revision="")
+    return replace(record, instances=(), mode_intent=None, revision="", xid=None)
 
 
 def settled(record: GpuRecord, gpu: Gpu) -> GpuRecord:

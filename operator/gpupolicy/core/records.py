@@ -35,6 +35,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from gpupolicy.core.inventory import Placement
+from gpupolicy.core.xids import Xid
 
 
 class DeviceKind(StrEnum):
@@ -124,6 +125,8 @@ class GpuRecord:
     """MIG mode that we found and changed; None where we never changed it, or where it is as we found it again."""
     mode_intent: bool | None = None
     """MIG mode that we are about to set; None outside a change."""
+    xid: Xid | None = None
+    """The XID for which the card counts as sick; an XID comes once, and a restart must not forget it."""
 
 
 class ClaimState(StrEnum):

@@ -45,6 +45,7 @@ static void fill_gpu(struct state *state, int slot, const char *key)
     gpu->memory_mib = model->memory_mib;
     gpu->reserved_mib = model->memory_mib / 128;
     gpu->ecc_current = gpu->ecc_pending = 1;
+    gpu->recovery_action = RECOVERY_UNTOLD;
     gpu->temperature_celsius = 31 + (uint32_t)slot;
     gpu->power_milliwatts = model->power_limit_watts * 100;
     snprintf(gpu->name, sizeof(gpu->name), "%s", model->name);

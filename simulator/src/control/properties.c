@@ -70,6 +70,7 @@ static const struct property gpu_properties[] = {
     NUMBER(KIND_U32, gpu, remapped_correctable),
     NUMBER(KIND_U32, gpu, remapped_uncorrectable),
     NUMBER(KIND_U32, gpu, remap_pending),
+    NUMBER(KIND_U32, gpu, recovery_action),
     NUMBER(KIND_U32, gpu, remap_failed),
     NUMBER(KIND_U64, gpu, ecc_corrected),
     NUMBER(KIND_U64, gpu, ecc_uncorrected),

@@ -13,6 +13,7 @@ from gpupolicy.adapters.nvml import events
 from gpupolicy.adapters.nvml.errors import Fault, NvmlError
 from gpupolicy.adapters.nvml.lanes import HangError
 from gpupolicy.adapters.nvml.session import Nvml
+from gpupolicy.core import xids
 from gpupolicy.core.inventory import Gpu, Health, Placement
 from tests.simulator import Simulator
 
@@ -512,6 +513,104 @@ async def test_an_xid_makes_its_card_unhealthy(node: Node) -> None:
     assert (await nvml.read(seen[1].uuid)).health is Health.UNHEALTHY, (
         "a change under way must hear of it too"
     )
+
+
+async def hear(node: Node, nvml: Nvml, index: int, number: int) -> Gpu:
+    """Report XIDs of a card until the adapter has heard one; return the card as it is then seen."""
+    node.heard = 0
+    async with asyncio.timeout(20):
+        while not node.heard:
+            node.simulator.xid(index, number)
+            await asyncio.sleep(0.2)
+    return (await nvml.observe()).gpus[index]
+
+
+async def test_an_xid_outlives_the_process_that_heard_it(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    first = node.nvml()
+    await first.observe()
+    sick = await hear(node, first, 1, 79)
+    told = (await first.observe()).xids
+    assert {uuid: xid.number for uuid, xid in told.items()} == {sick.uuid: 79}
+    await first.close()
+
+    second = node.nvml()
+    second.remember(sick.uuid, told[sick.uuid])
+    seen = await second.observe()
+    assert [g.health for g in seen.gpus] == [Health.HEALTHY, Health.UNHEALTHY]
+    assert seen.xids == told
+    assert "until it is reset or the node is rebooted" in seen.gpus[1].health_message
+
+
+async def test_a_reset_ends_what_an_xid_began_and_the_next_one_is_heard(node: Node) -> None:
+    node.simulator.create(gpus=2)
+    nvml = node.nvml()
+    await nvml.observe()
+    sick = await hear(node, nvml, 1, 79)
+    assert (await nvml.observe()).gpus[1].health is Health.UNHEALTHY, "it stands as long as nothing happens"
+    node.simulator.reset(0)
+    assert (await nvml.observe()).gpus[1].health is Health.UNHEALTHY, "another card was reset"
+    node.simulator.reset(1)
+    seen = await nvml.observe()
+    assert [g.health for g in seen.gpus] == [Health.HEALTHY, Health.HEALTHY]
+    assert seen.xids == {}
+    assert (await hear(node, nvml, 1, 62)).uuid == sick.uuid
+    assert (await nvml.observe()).gpus[1].health is Health.UNHEALTHY
+
+
+async def test_a_driver_that_is_loaded_anew_has_no_past(node: Node) -> None:
+    node.simulator.create(gpus=1)
+    nvml = node.nvml()
+    await nvml.observe()
+    await hear(node, nvml, 0, 79)
+    node.simulator.add_fault("nvmlDeviceGetCount", code=9, count=1)
+    seen = await nvml.observe()
+    assert (seen.available, seen.xids) == (False, {})
+    async with asyncio.timeout(20):
+        while not (seen := await nvml.observe()).available:  # noqa: ASYNC110 - nobody tells of a driver that comes back
+            await asyncio.sleep(0.1)
+    assert [g.health for g in seen.gpus] == [Health.HEALTHY]
+    # The fault only pretended: the first session was never ended, and would keep the next test at this node.
+    pynvml.nvmlShutdown()
+
+
+async def test_what_the_driver_asks_for_counts_without_an_xid(node: Node) -> None:
+    """Somebody heard the XID while no agent ran; a reset is what it takes."""
+    node.simulator.create(gpus=2)
+    node.simulator.set(gpu="all", recovery_action=0)
+    nvml = node.nvml()
+    assert [g.health for g in (await nvml.observe()).gpus] == [Health.HEALTHY] * 2
+    node.simulator.set(gpu=1, recovery_action=1)
+    seen = (await nvml.observe()).gpus
+    assert [g.health for g in seen] == [Health.HEALTHY, Health.UNHEALTHY]
+    assert seen[1].health_message == "the driver asks for a reset of the card"
+    node.simulator.reset(1)
+    assert [g.health for g in (await nvml.observe()).gpus] == [Health.HEALTHY] * 2
+
+
+async def test_the_driver_is_believed_that_nothing_needs_to_be_done(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while, and for good: the card does not flap."""
+    node.simulator.create(gpus=1)
+    node.simulator.set(gpu=0, recovery_action=0)
+    nvml = node.nvml()
+    await nvml.observe()
+    assert (await hear(node, nvml, 0, 79)).health is Health.UNHEALTHY
+    assert (await nvml.observe()).gpus[0].health is Health.UNHEALTHY
+    monkeypatch.setattr(xids, "TRUST_SECONDS", -1.0)
+    assert (await nvml.observe()).gpus[0].health is Health.HEALTHY
+    monkeypatch.undo()
+    seen = await nvml.observe()
+    assert (seen.gpus[0].health, seen.xids) == (Health.HEALTHY, {})
+
+
+async def test_an_old_driver_is_asked_once_for_what_it_does_not_know(node: Node) -> None:
+    node.simulator.create(gpus=1)
+    nvml = node.nvml()
+    for _ in range(3):
+        await nvml.observe()
+    assert node.simulator.calls()["nvmlDeviceGetFieldValues"] == 1
 
 
 async def test_an_xid_of_a_faulty_program_is_no_sickness(node: Node) -> None:

@@ -177,6 +177,9 @@ class AgentNode:
             call_seconds=self.nvml_seconds,
             heard=self.state.reconcile.set,
         )
+        for uuid, record in self.state.gpus.items():
+            if record.xid is not None:
+                self.nvml.remember(uuid, record.xid)
         self.loop = Reconciler(
             self.state,
             self.nvml,

@@ -14,7 +14,7 @@ from gpupolicy.adapters import logs
 from gpupolicy.adapters.nvml import events
 from gpupolicy.agent.reconcile import Surroundings
 from gpupolicy.api import names
-from gpupolicy.core.inventory import Placement
+from gpupolicy.core.inventory import Health, Placement
 from gpupolicy.core.records import ClaimRecord, ClaimState, PreparedDevice
 from tests.integration.agent.agent_node import FAST, AgentNode
 
@@ -588,3 +588,103 @@ def shown_is_real(node: AgentNode) -> bool:
                 if where not in standing and device.name in node.slices.devices:
                     raise RuntimeError(f"{device.name} is shown and {where} is not among {standing}")
     return False
+
+
+async def test_a_foreign_instance_beside_ours_is_told_at_the_next_look(node: AgentNode) -> None:
+    """Nothing wakes the loop, and nothing is to be changed: a look at the cards is enough."""
+    node.want(0, ("3g.40gb", 1), ("1g.10gb", 1))
+    await node.until_applied(0)
+    assert not node.state.reconcile._event.is_set()
+    await node.nvml.create_instance(node.card(0).uuid, 19, Placement(2, 1))
+    await node.loop.reconcile_once()
+    assert node.card(0).reason == "OwnershipConflict"
+    assert "1g.10gb@2" in (node.card(0).message or "")
+    assert len(node.slices.shown) == 2
+
+
+async def report(node: AgentNode, index: int, number: int) -> None:
+    """Report XIDs of a card until the agent says that it is sick."""
+
+    def sick() -> bool:
+        if node.card(index).health != "Healthy":
+            return True
+        node.simulator.xid(index, number)
+        return False
+
+    await node.until(lambda: node.wish.status is not None and sick())
+
+
+async def test_an_xid_stays_over_restarts_until_a_reset(node: AgentNode) -> None:
+    """The next agent does not hear it again, and must not change or offer the card as if nothing was."""
+    node.want(0, *INFER)
+    await node.until_applied(0)
+    await report(node, 0, 79)
+    told = node.card(0).health_message
+    assert "XID 79" in (told or "")
+    for _ in range(2):
+        await node.restart()
+        await node.until(lambda: node.wish.status is not None and node.card(0).health == "Unhealthy")
+        assert node.card(0).health_message == told
+        uuid = node.card(0).uuid
+        assert {
+            node.state.health[name][0] for name, d in node.state.devices.items() if d.gpu_uuid == uuid
+        } == {Health.UNHEALTHY}
+    writes = node.simulator.writes()
+    node.want(0, ("7g.80gb", 1), revision="r2")
+    await node.loop.reconcile_once()
+    assert node.simulator.writes() == writes, "a sick card is not cut anew"
+    node.want(0, *INFER)
+    node.simulator.reset(0)
+    await node.until(lambda: node.card(0).health == "Healthy" and node.are_applied([0]))
+    await node.restart()
+    await node.until(lambda: node.wish.status is not None and node.are_applied([0]))
+    assert node.card(0).health == "Healthy"
+
+
+async def test_a_reboot_ends_an_xid(node: AgentNode) -> None:
+    node.want(0)
+    await node.until_applied(0)
+    await report(node, 0, 79)
+    await node.stop()
+    node.simulator.reboot()
+    node.boot_id_path.write_text("boot-2\n")
+    await node.start()
+    await node.until(lambda: node.wish.status is not None and node.are_applied([0]))
+    assert node.card(0).health == "Healthy"
+
+
+async def test_an_xid_of_a_card_that_nobody_wants_is_remembered_too(node: AgentNode) -> None:
+    await node.loop.reconcile_once()
+    await report(node, 1, 79)
+    await node.restart()
+    await node.until(lambda: node.wish.status is not None and node.card(1).health == "Unhealthy")
+    assert node.card(0).health == "Healthy"
+
+
+async def test_at_rest_no_record_is_written(node: AgentNode) -> None:
+    """Also while a card is sick: the ledger is on a disk that wears out."""
+    node.want(0)
+    await node.until_applied(0)
+    await report(node, 0, 79)
+    await node.loop.reconcile_once()
+    files = {p: p.stat().st_mtime_ns for p in (node.directory / "ledger").rglob("*") if p.is_file()}
+    for _ in range(3):
+        await node.loop.reconcile_once()
+    assert {p: p.stat().st_mtime_ns for p in (node.directory / "ledger").rglob("*") if p.is_file()} == files
+
+
+async def test_a_change_that_hangs_is_told_although_a_claim_is_waited_for(tmp_path: Path) -> None:
+    """One instance is in use, of the others one does not let itself be destroyed: that is what keeps the card."""
+    async with AgentNode(tmp_path / "node", nvml_seconds=30.0) as node:
+        node.simulator.create(gpus=1)
+        node.want(0, *INFER)
+        await node.until_applied(0)
+        await prepare(node, "busy", held(node, 0, "3g.40gb"))
+        node.simulator.add_fault("nvmlGpuInstanceDestroy", mode="hang", hang_ms=9000, count=1)
+        node.want(0, ("1g.10gb", 7), revision="r2")
+        await node.until(lambda: "has not returned since" in (node.card(0).message or ""))
+        told = node.card(0)
+        assert told.reason == "RolloutPending"
+        assert "nvmlGpuInstanceDestroy has not returned since" in (told.message or "")
+        assert "busy" in (told.message or "")
+        await node.until(lambda: node.card(0).reason == "WaitingForClaims")

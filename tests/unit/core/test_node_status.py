@@ -115,6 +115,19 @@ def test_a_failure_of_a_partial_step_is_told_before_the_waiting() -> None:
     assert status(found).gpus[0].reason == "Degraded"
 
 
+def test_a_call_that_hangs_is_told_before_the_waiting() -> None:
+    """Who reads that pods are waited for would end pods, and the card would still hang."""
+    gpu = card(instance("1g.10gb@0", used_by="c"), instance("1g.10gb@1"))
+    slow = {"GPU-0": "nvmlGpuInstanceDestroy has not returned since 12:00"}
+    found = facts(gpu, spec(("4g.40gb", 1), ("2g.20gb", 1)), slow=slow)
+    (told,) = status(found).gpus
+    assert told.reason == "RolloutPending"
+    for part in ("under way: destroy", "nvmlGpuInstanceDestroy has not returned", "team-a/c-pod"):
+        assert part in (told.message or "")
+    (applied,) = status(facts(APPLIED, spec(*PAIR), slow=slow, shown=ALL)).gpus
+    assert applied.reason == "Applied", "reading it is slow, and its deadline is told as its health"
+
+
 def test_a_trouble_of_the_node_is_told_by_cards_that_it_keeps_from_changing() -> None:
     trouble = Refusal(Reason.OWNERSHIP_CONFLICT, "a device plugin advertises nvidia.com/gpu: 8")
     around = replace(AROUND, hands_off=trouble, offers_nothing=True)

@@ -16,6 +16,7 @@ from gpupolicy.core.records import (
     InstanceState,
     PreparedDevice,
 )
+from gpupolicy.core.xids import Xid
 from tests.unit.core.builders import card, instance
 
 
@@ -125,6 +126,7 @@ def test_settling_twice_changes_nothing() -> None:
 
 def test_a_reboot_leaves_what_to_restore() -> None:
     known = record(entry("1g.10gb@6"), policy="infer", revision="r", mode_before=False, mode_intent=True)
+    known = replace(known, xid=Xid(79, "2026-11-30T12:00:00Z"))
     assert ownership.after_boot(known) == record(policy="infer", mode_before=False)
 
 

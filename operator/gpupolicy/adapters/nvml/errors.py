@@ -61,6 +61,11 @@ _REMEDIES: Final = {
 NO_CODE: Final = -1
 
 
+def fault_of(code: int) -> Fault:
+    """Return the fault that a code of NVML stands for."""
+    return _FAULTS.get(code, Fault.FAILED)
+
+
 class NvmlError(Exception):
     """An NVML call that did not do what was asked.
 
@@ -73,7 +78,7 @@ class NvmlError(Exception):
     def __init__(self, call: str, code: int, text: str, *, fault: Fault | None = None) -> None:
         self.call = call
         self.code = code
-        self.fault = fault or _FAULTS.get(code, Fault.FAILED)
+        self.fault = fault or fault_of(code)
         where = f" (NVML code {code})" if code != NO_CODE else ""
         remedy = f": {_REMEDIES[code]}" if code in _REMEDIES else ""
         super().__init__(f"{call}: {text}{where}{remedy}")

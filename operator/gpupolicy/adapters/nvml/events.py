@@ -47,7 +47,7 @@ class Listener:
         self._heard = heard
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
-        self._uuids = {_address(handle): uuid for uuid, handle in cards.items()}
+        self._uuids = {address(handle): uuid for uuid, handle in cards.items()}
         self._cards = cards
         self._thread = threading.Thread(target=self._listen, name="nvml-events", daemon=True)
         self.deaf: dict[str, NvmlError] = {}
@@ -85,7 +85,7 @@ class Listener:
                 # A lost card makes the wait fail at once, again and again.
                 self._stopping.wait(_PAUSE_SECONDS)
             return
-        uuid = self._uuids.get(_address(data.device))
+        uuid = self._uuids.get(address(data.device))
         if uuid is None:
             return
         instance = int(data.gpuInstanceId)
@@ -97,5 +97,6 @@ class Listener:
             self._stopping.set()
 
 
-def _address(handle: Any) -> int | None:
+def address(handle: Any) -> int | None:
+    """Return what tells a handle from another one."""
     return ctypes.cast(handle, ctypes.c_void_p).value

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from gpupolicy.adapters.nvml.errors import NO_CODE, Fault, NvmlError
@@ -108,6 +108,16 @@ class Lanes:
     def busy(self) -> bool:
         """Whether any call is under way, hung ones included."""
         return any(lane.job is not None for lane in self._lanes.values())
+
+    def slow(self, seconds: float) -> dict[str, tuple[str, datetime]]:
+        """Return the calls that have not returned for so long: by lane, the call and when it was made."""
+        now, clock = time.monotonic(), datetime.now(UTC)
+        jobs = {name: lane.job for name, lane in self._lanes.items() if lane.job is not None}
+        return {
+            name: (job.call, clock - timedelta(seconds=now - job.called_at))
+            for name, job in jobs.items()
+            if now - job.called_at >= seconds
+        }
 
     def close(self) -> None:
         """End the idle threads; hung ones end with the process."""

@@ -3,9 +3,13 @@
 One `Nvml` per process. Observing never fails as a whole because of one card: a card that does not answer is reported
 with what was last known of it, unhealthy or unknown, and nobody waits for it longer than a call's deadline. A card
 that was seen once and is gone stays in the inventory as unhealthy until another card sits at its PCI address.
+
+What XIDs say of a card is decided in `core.xids`; here they are heard and remembered, and it is noticed when a card was
+reset (within a session its handle changes then) or the driver was loaded anew.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -14,26 +18,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gpupolicy.adapters.nvml import instances
-from gpupolicy.adapters.nvml.errors import NO_CODE, Fault, NvmlError
-from gpupolicy.adapters.nvml.events import Listener, Xid
+import pynvml
+
+from gpupolicy.adapters.nvml import events, instances
+from gpupolicy.adapters.nvml.errors import NO_CODE, Fault, NvmlError, fault_of
 from gpupolicy.adapters.nvml.facts import CardFacts, read_facts
 from gpupolicy.adapters.nvml.instances import Mode
 from gpupolicy.adapters.nvml.lanes import Lanes
 from gpupolicy.adapters.nvml.library import Library
+from gpupolicy.core import xids
 from gpupolicy.core.inventory import Gpu, Health, Instance, MigProfile, MigState, Placement
+from gpupolicy.core.xids import Xid
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 CALL_SECONDS: Final = 30.0
 """How long one NVML call may take. Under load some take ten seconds on a healthy machine."""
-APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
-"""XIDs that a faulty program causes on a healthy card."""
-XID_SECONDS: Final = 600.0
-"""How long a card counts as unhealthy after an XID that is not one of those."""
 PATIENCE_SECONDS: Final = 3.0
 """How long an observation waits for a card before it goes on with what was last known."""
 _DRIVER_LANE: Final = "driver"
+_DRIVER_AWAY: Final = frozenset({9, 18})
+"""Codes after which the driver that comes back is a newly loaded one: not loaded, or of another release."""
+_RECOVERY_FIELD: Final = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _COUNTING: Final = -1
 """Key of the task that counts the cards; those of cards are their indices."""
 
@@ -43,7 +51,8 @@ class Observation:
     """All cards, as far as they could be seen.
 
     `available` is False while NVML itself does not work; then `message` says why and the cards are those of before.
-    `read_at` tells on the monotonic clock when the reading of each card began that is reported here.
+    `read_at` tells on the monotonic clock when the reading of each card began that is reported here, `xids` for which XID a
+    card counts as sick.
     """
 
     available: bool
@@ -52,6 +61,7 @@ class Observation:
     cuda_version: str = ""
     message: str = ""
     read_at: Mapping[str, float] = field(default_factory=dict)
+    xids: Mapping[str, Xid] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -65,6 +75,13 @@ class _Card:
     compute_profiles: instances.ComputeProfiles | None = None
     last: Gpu | None = None
     read_at: float = -math.inf
+    session: int = 0
+    """In which session the handle was given."""
+    was_reset: bool = False
+    """Whether the card was reset since this was last looked at."""
+    recovery: int | None = None
+    """What the driver says has to be done to the card; None where it says nothing."""
+    tells_recovery: bool = True
 
 
 class Nvml:
@@ -90,14 +107,19 @@ class Nvml:
         self._lanes = Lanes(call_seconds=call_seconds)
         self.heard = heard
         self._started = False
+        self._sessions = 0
         self._versions = ("", "")
         self._cards: dict[str, _Card] = {}
         self._by_index: dict[int, str] = {}
         self._generation = 0
         self._tasks: dict[int, asyncio.Task[Any]] = {}
-        self._listener: Listener | None = None
+        self._listener: events.Listener | None = None
         self._listening: frozenset[str] = frozenset()
-        self._xids: dict[str, tuple[int, datetime]] = {}
+        self._xids: dict[str, Xid] = {}
+
+    def remember(self, gpu_uuid: str, xid: Xid) -> None:
+        """Take up an XID of which an earlier process of this boot has heard."""
+        self._xids[gpu_uuid] = xid
 
     async def observe(
         self, *, skip: frozenset[str] = frozenset(), patience_seconds: float = PATIENCE_SECONDS
@@ -134,6 +156,7 @@ class Nvml:
             cuda_version=self._versions[1],
             message="; ".join(problems),
             read_at={uuid: card.read_at for uuid, card in self._cards.items()},
+            xids=dict(self._xids),
         )
 
     async def read(self, gpu_uuid: str) -> Gpu:
@@ -174,6 +197,15 @@ class Nvml:
                 uuid=uuid,
             ),
         )
+
+    def slow(self) -> dict[str, str]:
+        """Return what a card has not answered for longer than an observation waits, by UUID, in words."""
+        calls = self._lanes.slow(PATIENCE_SECONDS)
+        return {
+            uuid: f"{call} has not returned since {since:%Y-%m-%dT%H:%M:%SZ}"
+            for uuid, (call, since) in calls.items()
+            if uuid in self._cards
+        }
 
     async def close(self) -> None:
         """Stop listening, shut NVML down and let the threads go. A hung call is left to the end of the process."""
@@ -220,6 +252,7 @@ class Nvml:
             message=message,
             # Nothing newer can be had.
             read_at=dict.fromkeys(self._cards, math.inf),
+            xids=dict(self._xids),
         )
 
     async def _counted(self) -> int | NvmlError:
@@ -237,6 +270,7 @@ class Nvml:
         if not self._started:
             self._library.start()
             self._started = True
+            self._sessions += 1
             self._versions = self._read_versions()
         return int(self._library.call("nvmlDeviceGetCount"))
 
@@ -250,6 +284,8 @@ class Nvml:
 
     async def _restart_if_gone(self, error: NvmlError) -> None:
         """Forget a session that the driver ended, so that the next observation starts another."""
+        if error.code in _DRIVER_AWAY:
+            self._xids.clear()
         if not self._started or error.fault is not Fault.UNAVAILABLE:
             return
         self._started = False
@@ -274,6 +310,8 @@ class Nvml:
             return _sick(self._cards[known], error)
         if generation == self._generation:
             self._by_index[index] = card.uuid
+        if card.was_reset:
+            self._note_reset(card)
         try:
             gpu = await self._lanes.run(card.uuid, lambda: self._read(card))
         except NvmlError as error:
@@ -284,9 +322,29 @@ class Nvml:
     def _identify(self, index: int) -> _Card:
         handle = self._library.call("nvmlDeviceGetHandleByIndex", index)
         uuid = str(self._library.call("nvmlDeviceGetUUID", handle))
-        card = self._cards.setdefault(uuid, _Card(uuid, index, handle))
-        card.index, card.handle = index, handle
+        card = self._cards.setdefault(uuid, _Card(uuid, index, handle, session=self._sessions))
+        if card.session == self._sessions and events.address(card.handle) != events.address(handle):
+            card.was_reset = True
+        card.index, card.handle, card.session = index, handle, self._sessions
         return card
+
+    def _note_reset(self, card: _Card) -> None:
+        """Forget what a reset has put an end to; the listener holds a handle of before."""
+        _log.info("card %d (%s) was reset", card.index, card.uuid)
+        self._xids.pop(card.uuid, None)
+        card.was_reset, card.recovery, card.facts, card.compute_profiles = False, None, None, None
+        self._listening = frozenset()
+
+    def _recovery(self, card: _Card) -> int | None:
+        """Return what the driver says has to be done to a card; older drivers do not know the question."""
+        if not card.tells_recovery:
+            return None
+        answer = self._library.optional("nvmlDeviceGetFieldValues", card.handle, [_RECOVERY_FIELD])
+        code = answer.code if isinstance(answer, NvmlError) else int(answer[0].nvmlReturn)
+        if code != 0 or isinstance(answer, NvmlError):
+            card.tells_recovery = fault_of(code) is not Fault.NOT_SUPPORTED
+            return None
+        return int(answer[0].value.uiVal)
 
     def _read(self, card: _Card) -> Gpu:
         """Read one card. Runs on its lane.
@@ -313,6 +371,7 @@ class Nvml:
             else ()
         )
         processes = instances.read_processes(self._library, card.handle)
+        card.recovery = self._recovery(card)
         card.last, card.read_at = _gpu(card, mode, standing, processes), read_at
         return card.last
 
@@ -337,6 +396,7 @@ class Nvml:
                 continue
             if card.last is None or card.last.pci_bus_id in taken:
                 del self._cards[uuid]
+                self._xids.pop(uuid, None)
                 continue
             # It may come back in another slot, or with another device node.
             card.facts = None
@@ -351,18 +411,14 @@ class Nvml:
         return _sorted(replace(gpu, health=Health.UNKNOWN, health_message=message) for gpu in gpus)
 
     def _judged(self, gpu: Gpu) -> Gpu:
-        """Return the card with the health that its XIDs leave it."""
-        number, heard_at = self._xids.get(gpu.uuid, (0, datetime.min.replace(tzinfo=UTC)))
-        if not number:
-            return gpu
-        if (datetime.now(UTC) - heard_at).total_seconds() > XID_SECONDS:
-            del self._xids[gpu.uuid]
-            return gpu
-        return replace(
-            gpu,
-            health=Health.UNHEALTHY,
-            health_message=f"XID {number} at {heard_at:%Y-%m-%dT%H:%M:%SZ}; see NVIDIA's XID catalogue",
-        )
+        """Return the card with the health that its XIDs and its driver leave it."""
+        card = self._cards.get(gpu.uuid)
+        recovery = card.recovery if card is not None else None
+        xid = xids.standing(self._xids.get(gpu.uuid), recovery, datetime.now(UTC))
+        if xid is None:
+            self._xids.pop(gpu.uuid, None)
+        text = xids.sickness(xid, recovery)
+        return replace(gpu, health=Health.UNHEALTHY, health_message=text) if text else gpu
 
     async def _listen(self) -> None:
         """Have the listener hear exactly the cards that are there."""
@@ -373,13 +429,18 @@ class Nvml:
             await self._listener.stop()
         self._listening = wanted
         handles = {uuid: self._cards[uuid].handle for uuid in sorted(wanted) if uuid in self._cards}
-        self._listener = Listener(self._library, handles, self._hear)
+        self._listener = events.Listener(self._library, handles, self._hear)
         self._listener.start()
 
-    def _hear(self, xid: Xid) -> None:
-        if xid.number in APPLICATION_XIDS:
+    def _hear(self, event: events.Xid) -> None:
+        before = self._xids.get(event.gpu_uuid)
+        after = xids.heard(before, event.number, datetime.now(UTC))
+        if after is None or after == before:
             return
-        self._xids[xid.gpu_uuid] = (xid.number, datetime.now(UTC))
+        self._xids[event.gpu_uuid] = after
+        if (card := self._cards.get(event.gpu_uuid)) is not None:
+            # What the driver said before it happened says nothing about it.
+            card.recovery = None
         self.heard()
 
 
