@@ -312,6 +312,34 @@ async def test_a_missing_fact_is_a_gap_and_not_a_missing_card(
     )
 
 
+@pytest.mark.parametrize(
+    ("function", "health"),
+    [
+        pytest.param("nvmlDeviceGetName", Health.HEALTHY, id="a fact"),
+        pytest.param("nvmlDeviceGetMigMode", Health.UNKNOWN, id="what plans rest on"),
+    ],
+)
+async def test_an_answer_without_sense_is_a_trouble_of_its_card(
+    node: Node, monkeypatch: pytest.MonkeyPatch, function: str, health: Health
+) -> None:
+    """Such as a text in no known encoding; it must not end the agent of all the others."""
+    node.simulator.create(gpus=2)
+    nvml = node.nvml()
+    first, second = (await nvml.observe()).gpus
+    ask = getattr(pynvml, function)
+
+    def ask_of(handle: object) -> object:
+        if pynvml.nvmlDeviceGetIndex(handle) == 1:
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        return ask(handle)
+
+    monkeypatch.setattr(pynvml, function, ask_of)
+    fresh = node.nvml()
+    seen = {gpu.uuid: gpu for gpu in (await fresh.observe()).gpus}
+    assert seen[first.uuid] == first
+    assert (seen[second.uuid].health, seen[second.uuid].product_name) == (health, "")
+
+
 async def test_an_unknown_architecture_is_left_out(node: Node) -> None:
     node.simulator.create(per_gpu={0: {"architecture": 77}})
     (card,) = (await node.nvml().observe()).gpus

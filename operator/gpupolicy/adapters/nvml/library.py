@@ -10,7 +10,7 @@ from typing import Any, Final
 import pynvml
 
 from gpupolicy.adapters.nvml import lanes
-from gpupolicy.adapters.nvml.errors import NvmlError
+from gpupolicy.adapters.nvml.errors import NO_CODE, Fault, NvmlError
 
 SONAME: Final = "libnvidia-ml.so.1"
 
@@ -75,13 +75,16 @@ class Library:
         """Call one function of pynvml.
 
         Raises:
-            NvmlError: whatever the driver answered other than success.
+            NvmlError: whatever the driver answered other than success, or what pynvml could not make sense of.
         """
         lanes.entering(name)
         try:
             return getattr(pynvml, name)(*arguments)
         except pynvml.NVMLError as error:
             raise NvmlError(name, int(error.value), str(error)) from None
+        except Exception as error:
+            # A name in no known encoding, say: a trouble of that card, which must not end the agent of all others.
+            raise NvmlError(name, NO_CODE, f"{type(error).__name__}: {error}", fault=Fault.FAILED) from error
 
     def optional(self, name: str, *arguments: Any) -> Any:
         """Call one function whose answer one can do without.
