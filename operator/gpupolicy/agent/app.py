@@ -40,8 +40,9 @@ from gpupolicy.agent.claims import ClaimHandler
 from gpupolicy.agent.gpunode import GpuNodeObject
 from gpupolicy.agent.health import StateHealth
 from gpupolicy.agent.nodewatch import NodeWatch
+from gpupolicy.agent.ports import Surroundings, Timing
 from gpupolicy.agent.publication import Publication
-from gpupolicy.agent.reconcile import Reconciler, Surroundings, Timing
+from gpupolicy.agent.reconcile import Reconciler
 from gpupolicy.agent.state import GPU_KIND, LEDGER_KINDS, VOLATILE_KINDS, NodeState
 from gpupolicy.api import names
 from gpupolicy.api.conditions import Reason

@@ -15,7 +15,8 @@ from gpupolicy.adapters.ledger import Ledger
 from gpupolicy.adapters.nvml.session import Nvml
 from gpupolicy.agent.claimlist import ClaimList
 from gpupolicy.agent.journal import Journal
-from gpupolicy.agent.reconcile import Reconciler, Surroundings, Timing
+from gpupolicy.agent.ports import Surroundings, Timing
+from gpupolicy.agent.reconcile import Reconciler
 from gpupolicy.agent.state import GPU_KIND, LEDGER_KINDS, VOLATILE_KINDS, NodeState
 from gpupolicy.api.node import GpuAssignment, GpuNodeSpec, GpuNodeStatus, GpuStatus, MigLayout
 from gpupolicy.api.policy import MigLayoutEntry, Strategy

@@ -12,7 +12,7 @@ import pytest
 
 from gpupolicy.adapters import logs
 from gpupolicy.adapters.nvml import events
-from gpupolicy.agent.reconcile import Surroundings
+from gpupolicy.agent.ports import Surroundings
 from gpupolicy.api import names
 from gpupolicy.core.inventory import Health, Placement
 from gpupolicy.core.records import ClaimRecord, ClaimState, PreparedDevice
