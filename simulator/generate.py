@@ -112,13 +112,16 @@ def compute_profiles(
     """Return (id, enum, slices, multiprocessors, *starts) of each compute profile that fits into a GPU instance.
 
     A partial compute instance has as many multiprocessors per slice as the smallest GPU instance of the card;
-    one that fills its GPU instance has all of them.
+    one that fills its GPU instance has all of them. Since Hopper, the one slice with twice the memory can be taken
+    both ways: `wide_slice_compute_profile` has all multiprocessors, and the ordinary profile of one slice, which
+    is what programs without tables ask for, stays on offer.
     """
     full = model["profiles"][key][2]
     smallest = model["profiles"]["1g"][2]
     if key == "1gx2":
-        number = model["wide_slice_compute_profile"]
-        return [(number, number, 1, full, 0)]
+        number, ordinary = model["wide_slice_compute_profile"], data["compute_profile_ids"]["1"]
+        narrow = [(ordinary, ordinary, 1, smallest, 0)] if number != ordinary else []
+        return [*narrow, (number, number, 1, full, 0)]
     rows = []
     for width_text, starts in data["compute_placements"][str(slices)].items():
         width = int(width_text)

@@ -97,7 +97,7 @@ def test_stubs_cover_every_name_but_the_one_that_needs_no_driver(generate: Modul
     ("model", "key", "slices", "expected"),
     [
         pytest.param("h100-80gb", "1g", 1, [(0, 1, 16, [0])], id="smallest"),
-        pytest.param("h100-80gb", "1gx2", 1, [(7, 1, 26, [0])], id="twice-the-memory"),
+        pytest.param("h100-80gb", "1gx2", 1, [(0, 1, 16, [0]), (7, 1, 26, [0])], id="twice-the-memory"),
         pytest.param("a100-80gb", "1gx2", 1, [(0, 1, 14, [0])], id="twice-the-memory-before-hopper"),
         pytest.param(
             "h100-80gb",

@@ -173,7 +173,10 @@ static nvmlReturn_t create_compute(const struct card *card, nvmlGpuInstance_t in
     for (unsigned int e = 0; result == NVML_SUCCESS && e < NVML_COMPUTE_INSTANCE_PROFILE_COUNT; e++) {
         if (nvmlGpuInstanceGetComputeInstanceProfileInfoV(instance, e, 0, &profile) != NVML_SUCCESS)
             continue;
-        if (list && *list ? profile.id == strtoul(list, NULL, 10) : profile.sliceCount > largest.sliceCount)
+        /* Two profiles may fill an instance: the one with more multiprocessors, of equals the newer, is the default. */
+        int larger = profile.sliceCount != largest.sliceCount ? profile.sliceCount > largest.sliceCount
+                                                              : profile.multiprocessorCount >= largest.multiprocessorCount;
+        if (list && *list ? profile.id == strtoul(list, NULL, 10) : larger)
             largest = profile;
     }
     nvmlComputeInstance_t created;

@@ -46,7 +46,7 @@ class Profile:
     @property
     def full(self) -> ComputeProfile:
         """The compute instance that fills the GPU instance."""
-        return max(self.compute, key=lambda compute: compute.slices)
+        return max(self.compute, key=lambda compute: (compute.slices, compute.multiprocessors))
 
     @property
     def slices(self) -> int:

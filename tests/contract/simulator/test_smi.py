@@ -153,6 +153,16 @@ def test_mig_from_the_command_line(smi: Smi) -> None:
     assert smi("mig", "-dgi")[0] == 6
 
 
+@pytest.mark.parametrize("model", ["h100-80gb", "h100-80gb-pcie"])
+def test_the_default_compute_instance_has_all_multiprocessors(tmp_path: Path, model: str) -> None:
+    """As in public transcripts of both cards, in one of which the two profiles are of the same size."""
+    smi = Smi(Simulator(tmp_path / "node").create(model=model))
+    smi.lines("-i", 0, "-mig", 1)
+    made = smi.lines("mig", "-i", 0, "-cgi", 15, "-C")
+    assert "using profile MIG 1g.20gb (ID  7)" in made[-1]
+    assert "MIG 1g.20gb" in smi.lines("-L")[1]
+
+
 def test_a_pending_mode_is_a_warning(smi: Smi) -> None:
     smi.node.add_client(0, 4711)
     assert "Warning: MIG mode is in pending state" in smi.lines("-i", 0, "-mig", 1)[0]
