@@ -136,6 +136,16 @@ async def test_instances_come_and_go_where_they_were_asked_for(node: Node) -> No
     assert node.simulator.layout(0) == [("1g.10gb", 1)]
 
 
+async def test_of_two_profiles_that_fill_an_instance_the_one_with_all_multiprocessors_is_taken(node: Node) -> None:
+    """Since Hopper one slice with twice the memory has two; the ordinary one leaves multiprocessors idle."""
+    node.simulator.create()
+    nvml, card = await node.enabled()
+    await nvml.create_instance(card.uuid, profile_id(card, "1g.20gb"), Placement(2, 2))
+    (made,) = node.simulator.gpu(0)["gpu_instances"]
+    assert [compute["profile_id"] for compute in made["compute_instances"]] == [7]
+    assert [i.profile for i in (await nvml.read(card.uuid)).instances] == ["1g.20gb"]
+
+
 async def test_processes_are_told_by_instance_and_by_card(node: Node) -> None:
     node.simulator.create(gpus=2)
     nvml, card = await node.enabled()

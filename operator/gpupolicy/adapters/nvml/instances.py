@@ -39,6 +39,7 @@ class _ComputeProfile:
     id: int
     slices: int
     count: int
+    multiprocessors: int
 
 
 ComputeProfiles = dict[int, tuple[_ComputeProfile, ...]]
@@ -260,7 +261,10 @@ def _compute_profiles(
                 continue
             raise info
         found.setdefault(
-            int(info.id), _ComputeProfile(int(info.id), int(info.sliceCount), int(info.instanceCount))
+            int(info.id),
+            _ComputeProfile(
+                int(info.id), int(info.sliceCount), int(info.instanceCount), int(info.multiprocessorCount)
+            ),
         )
     # None at all is what a GPU instance answers that somebody destroyed meanwhile; that says nothing of the card.
     if found:
@@ -271,9 +275,17 @@ def _compute_profiles(
 def _full_compute_profile(
     library: Library, gpu_instance: Any, profile: MigProfile, known: ComputeProfiles
 ) -> _ComputeProfile:
-    for candidate in _compute_profiles(library, gpu_instance, profile, known):
-        if candidate.slices == profile.slices:
-            return candidate
+    """Return the compute instance profile that uses the whole GPU instance.
+
+    Several may span all its slices, and not all of them use every multiprocessor; of equals it is the first.
+    """
+    candidates = [
+        candidate
+        for candidate in _compute_profiles(library, gpu_instance, profile, known)
+        if candidate.slices == profile.slices
+    ]
+    if candidates:
+        return max(candidates, key=lambda candidate: candidate.multiprocessors)
     raise NvmlError(
         "nvmlGpuInstanceGetComputeInstanceProfileInfo",
         NO_CODE,
