@@ -158,8 +158,8 @@ static nvmlReturn_t pci_info(int symbol, nvmlDevice_t device, nvmlPciInfo_t *inf
         info->domain = gpu->pci_domain;
         info->bus = gpu->pci_bus;
         info->device = gpu->pci_device;
-        info->pciDeviceId = gpu_model(gpu)->pci_device_id << 16 | 0x10de;
-        info->pciSubSystemId = 0x16c110de;
+        info->pciDeviceId = gpu_model(gpu)->pci_device_id << 16 | CARD_VENDOR;
+        info->pciSubSystemId = CARD_SUBSYSTEM << 16 | CARD_VENDOR;
         snprintf(info->busIdLegacy, sizeof(info->busIdLegacy), "%04X:%02X:%02X.0", gpu->pci_domain & 0xffff,
                  gpu->pci_bus & 0xff, gpu->pci_device & 0xff);
         snprintf(info->busId, sizeof(info->busId), "%08X:%02X:%02X.0", gpu->pci_domain, gpu->pci_bus & 0xff,

@@ -12,6 +12,12 @@
 #define MAX_STARTS 8
 #define MAX_COMPUTE_PROFILES 5
 
+/* What every card says of itself on the PCI bus, beside its device id. */
+#define CARD_VENDOR 0x10deu
+#define CARD_SUBSYSTEM 0x16c1u
+#define CARD_CLASS 0x030200u /* 3D controller */
+#define CARD_REVISION 0xa1u
+
 enum engine { ENGINE_COPY, ENGINE_DECODER, ENGINE_ENCODER, ENGINE_JPEG, ENGINE_OFA };
 
 enum mode_change {

@@ -65,6 +65,11 @@ int command_counters(struct state *state, struct command_line *line);
 void root_create(const char *directory, const struct state *state, int devices);
 void root_refresh(const char *directory, const struct state *state);
 
+/* pci_config.c: the configuration space of a card, as an administrator reads it below /sys. */
+#define PCI_CONFIG_SIZE 4096
+void pci_config_fill(uint8_t space[PCI_CONFIG_SIZE], const struct gpu *gpu, uint64_t first_region,
+                     const char *driver_version);
+
 /* exec.c */
 int command_exec(struct command_line *line);
 

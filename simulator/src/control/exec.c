@@ -4,7 +4,7 @@
  * Those places are read by absolute path, by programs that make raw system calls, so only a mount namespace can change
  * them. Everything happens in a namespace of the command's own; the host sees nothing of it, and the mounts are gone
  * with the last process. What the kernel itself shows stays visible: /proc is only amended, and /sys/devices gets the
- * cards' PCI roots beside its own entries.
+ * cards' PCI roots beside its own entries, /sys/bus/pci/drivers their driver.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -139,6 +139,8 @@ int command_exec(struct command_line *line)
         bind_from_root(directory, "proc/modules");
     }
     merge(directory, "sys/devices");
+    if (access("/sys/bus/pci/drivers", F_OK) == 0)
+        merge(directory, "sys/bus/pci/drivers");
     if (!bind_from_root(directory, "sys/bus/pci/devices"))
         fail("/sys/bus/pci/devices does not exist: this kernel has no PCI");
     setenv("GPUSIM_DIR", directory, 1);

@@ -60,6 +60,16 @@ __attribute__((format(printf, 2, 3))) static void write_file(const char *path, c
         fail("%s: %s", path, strerror(errno));
 }
 
+static void write_bytes(const char *path, const uint8_t *bytes, size_t size)
+{
+    FILE *file = fopen(path, "wb");
+    if (!file)
+        fail("%s: %s", path, strerror(errno));
+    size_t written = fwrite(bytes, 1, size, file);
+    if (fclose(file) != 0 || written != size)
+        fail("%s: %s", path, strerror(errno));
+}
+
 static void make_link(const char *target, const char *path)
 {
     unlink(path);
@@ -159,6 +169,8 @@ static void create_proc(const char *directory, const struct state *state)
                "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n");
     write_file(path_of(directory, "proc/driver/nvidia/capabilities/mig/monitor"),
                "DeviceFileMinor: 2\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
+    write_file(path_of(directory, "proc/driver/nvidia/params"),
+               "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n");
     write_file(path_of(directory, "proc/devices"),
                "Character devices:\n  1 mem\n  5 /dev/tty\n136 pts\n%u nvidia\n%u nvidia-caps\n%u nvidia-uvm\n\n"
                "Block devices:\n  7 loop\n259 blkext\n",
@@ -236,6 +248,11 @@ static void pci_name(const struct gpu *gpu, char *text, size_t size)
     snprintf(text, size, "%04x:%02x:%02x.0", gpu->pci_domain, gpu->pci_bus, gpu->pci_device);
 }
 
+static unsigned int interrupt_of(uint32_t slot)
+{
+    return 64 + slot;
+}
+
 static int pci_wanted(const struct state *state, const char *name)
 {
     char text[32];
@@ -247,12 +264,47 @@ static int pci_wanted(const struct state *state, const char *name)
     return 0;
 }
 
+/* The folder of one card below /sys/devices. */
+static void create_card_folder(const char *folder, const struct gpu *gpu, uint32_t slot, const char *driver_version)
+{
+    unsigned long long region = 0x80000000ULL + slot * 0x1000000ULL;
+    char path[PATH_MAX + 32];
+    uint8_t space[PCI_CONFIG_SIZE];
+    struct {
+        const char *name;
+        char text[256];
+    } files[] = {{"resource", ""}, {"device", ""}, {"numa_node", ""}, {"vendor", ""}, {"class", ""},
+                 {"subsystem_vendor", ""}, {"subsystem_device", ""}, {"revision", ""}, {"irq", ""}, {"enable", "1\n"}};
+    snprintf(files[0].text, sizeof(files[0].text),
+             "0x%016llx 0x%016llx 0x0000000000040200\n0x0000000000000000 0x0000000000000000 0x0000000000000000\n",
+             region, region + 0xffffffULL);
+    snprintf(files[1].text, sizeof(files[1].text), "0x%04x\n", gpu_models[gpu->model].pci_device_id);
+    snprintf(files[2].text, sizeof(files[2].text), "%d\n", gpu->numa_node);
+    snprintf(files[3].text, sizeof(files[3].text), "0x%04x\n", CARD_VENDOR);
+    snprintf(files[4].text, sizeof(files[4].text), "0x%06x\n", CARD_CLASS);
+    snprintf(files[5].text, sizeof(files[5].text), "0x%04x\n", CARD_VENDOR);
+    snprintf(files[6].text, sizeof(files[6].text), "0x%04x\n", CARD_SUBSYSTEM);
+    snprintf(files[7].text, sizeof(files[7].text), "0x%02x\n", CARD_REVISION);
+    snprintf(files[8].text, sizeof(files[8].text), "%u\n", interrupt_of(slot));
+    for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
+        snprintf(path, sizeof(path), "%s/%s", folder, files[i].name);
+        write_file(path, "%s", files[i].text);
+    }
+    pci_config_fill(space, gpu, region, driver_version);
+    snprintf(path, sizeof(path), "%s/config", folder);
+    write_bytes(path, space, sizeof(space));
+    snprintf(path, sizeof(path), "%s/driver", folder);
+    make_link("../../../bus/pci/drivers/nvidia", path);
+}
+
 static void refresh_pci(const char *directory, const struct state *state)
 {
     prune(path_of(directory, "sys/bus/pci/devices"), pci_wanted, state);
+    prune(path_of(directory, "sys/bus/pci/drivers/nvidia"), pci_wanted, state);
+    make_folder(path_of(directory, "sys/bus/pci/drivers/nvidia"));
     for (uint32_t slot = 0; slot < state->gpu_count; slot++) {
         const struct gpu *gpu = &state->gpus[slot];
-        char name[32], folder[PATH_MAX], target[PATH_MAX];
+        char name[32], folder[PATH_MAX], target[PATH_MAX], link[PATH_MAX + 16];
         pci_name(gpu, name, sizeof(name));
         snprintf(target, sizeof(target), "devices/pci%04x:%02x/%s", gpu->pci_domain, gpu->pci_root_bus, name);
         snprintf(folder, sizeof(folder), "%s", path_of(directory, "sys/%s", target));
@@ -262,28 +314,31 @@ static void refresh_pci(const char *directory, const struct state *state)
             continue;
         }
         make_folder(folder);
-        char file[PATH_MAX + 32], link[PATH_MAX + 16];
-        struct {
-            const char *name;
-            char text[256];
-        } files[] = {{"vendor", "0x10de\n"},
-                     {"class", "0x030200\n"},
-                     {"subsystem_vendor", "0x10de\n"},
-                     {"subsystem_device", "0x16c1\n"},
-                     {"resource", ""},
-                     {"device", ""},
-                     {"numa_node", ""}};
-        snprintf(files[4].text, sizeof(files[4].text),
-                 "0x%016llx 0x%016llx 0x0000000000040200\n0x0000000000000000 0x0000000000000000 0x0000000000000000\n",
-                 0x80000000ULL + slot * 0x1000000ULL, 0x80ffffffULL + slot * 0x1000000ULL);
-        snprintf(files[5].text, sizeof(files[5].text), "0x%04x\n", gpu_models[gpu->model].pci_device_id);
-        snprintf(files[6].text, sizeof(files[6].text), "%d\n", gpu->numa_node);
-        for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
-            snprintf(file, sizeof(file), "%s/%s", folder, files[i].name);
-            write_file(file, "%s", files[i].text);
-        }
+        create_card_folder(folder, gpu, slot, state->driver_version);
         snprintf(link, sizeof(link), "../../../%s", target);
         make_link(link, path_of(directory, "sys/bus/pci/devices/%s", name));
+        snprintf(link, sizeof(link), "../../../../%s", target);
+        make_link(link, path_of(directory, "sys/bus/pci/drivers/nvidia/%s", name));
+    }
+}
+
+/* What the driver tells of each card: shell scripts take minor numbers and UUIDs from here. */
+static void refresh_information(const char *directory, const struct state *state)
+{
+    prune(path_of(directory, "proc/driver/nvidia/gpus"), pci_wanted, state);
+    for (uint32_t slot = 0; slot < state->gpu_count; slot++) {
+        const struct gpu *gpu = &state->gpus[slot];
+        char name[32];
+        if (!gpu->present)
+            continue;
+        pci_name(gpu, name, sizeof(name));
+        make_folder(path_of(directory, "proc/driver/nvidia/gpus/%s", name));
+        write_file(path_of(directory, "proc/driver/nvidia/gpus/%s/information", name),
+                   "Model: \t\t %s\nIRQ:   \t\t %u\nGPU UUID: \t %s\nVideo BIOS: \t %s\nBus Type: \t PCIe\n"
+                   "DMA Size: \t 47 bits\nDMA Mask: \t 0x7fffffffffff\nBus Location: \t %s\nDevice Minor: \t %u\n"
+                   "GPU Firmware: \t %s\nGPU Excluded:\t No\n",
+                   gpu->name, interrupt_of(slot), gpu->uuid, gpu->vbios, name, gpu->minor_number,
+                   state->driver_version);
     }
 }
 
@@ -316,6 +371,7 @@ void root_refresh(const char *directory, const struct state *state)
     refresh_devices(directory, state);
     refresh_capabilities(directory, state);
     refresh_pci(directory, state);
+    refresh_information(directory, state);
 }
 
 void root_create(const char *directory, const struct state *state, int devices)
@@ -327,6 +383,7 @@ void root_create(const char *directory, const struct state *state, int devices)
     create_usr(directory, state);
     make_folder(path_of(directory, "dev"));
     make_folder(path_of(directory, "sys/bus/pci/devices"));
+    make_folder(path_of(directory, "proc/driver/nvidia/gpus"));
     if (devices)
         create_devices(directory, state);
     create_proc(directory, state);

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -143,10 +144,72 @@ def test_the_pci_tree_follows_the_cards(node: Simulator) -> None:
     start, end, flags = (device / "resource").read_text().splitlines()[0].split()
     assert int(end, 16) > int(start, 16) > 0
     assert int(flags, 16) > 0
+    assert str((device / "driver").resolve().relative_to(node.root)) == "sys/bus/pci/drivers/nvidia"
     node.detach(0)
     assert list(pci_devices(node)) == ["0000:3b:00.0"]
+    assert [path.name for path in (node.root / "sys/bus/pci/drivers/nvidia").iterdir()] == ["0000:3b:00.0"]
     node.attach(0)
     assert len(pci_devices(node)) == 2
+
+
+def capabilities_of(space: bytes) -> dict[int, bytes]:
+    """Follow the list of capabilities in a PCI configuration space: id -> what stands from there on."""
+    assert space[0x06] & 0x10, "the status says that there is a list"
+    place, found = space[0x34], dict[int, bytes]()
+    while place:
+        assert space[place] not in found
+        found[space[place]] = space[place:]
+        place = space[place + 1]
+    return found
+
+
+def test_the_configuration_space_says_what_the_files_beside_it_say(node: Simulator) -> None:
+    device = node.root / "sys/bus/pci/devices/0000:3b:00.0"
+    space = (device / "config").read_bytes()
+    said = {
+        name: int((device / name).read_text(), 16)
+        for name in ("vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device")
+    }
+    vendor, model, class_and_revision = struct.unpack_from("<HH4xI", space)
+    assert len(space) == 4096
+    assert (vendor, model) == (said["vendor"], said["device"])
+    assert (class_and_revision >> 8, class_and_revision & 0xFF) == (said["class"], said["revision"])
+    assert struct.unpack_from("<HH", space, 0x2C) == (said["subsystem_vendor"], said["subsystem_device"])
+    assert struct.unpack_from("<I", space, 0x10)[0] == int((device / "resource").read_text().split()[0], 16)
+    assert set(capabilities_of(space)) == {0x01, 0x10}, "power management, PCI Express"
+    with node.nvml() as nvml:
+        info = nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(1))
+    assert info.pciDeviceId == said["device"] << 16 | said["vendor"]
+    assert info.pciSubSystemId == said["subsystem_device"] << 16 | said["subsystem_vendor"]
+
+
+def test_a_guest_reads_the_hosts_driver_from_the_configuration_space(node: Simulator) -> None:
+    node.set(1, virtualization=2)
+    guest, whole = (
+        (node.root / f"sys/bus/pci/devices/{name}/config").read_bytes()
+        for name in ("0000:3b:00.0", "0000:1a:00.0")
+    )
+    record = capabilities_of(guest)[0x09]
+    assert (record[2], record[3:5]) == (27, b"VF")
+    assert (record[5], record[6]) == (0, 22)
+    assert (record[7:17].strip(b"\0"), record[17:27].strip(b"\0")) == (b"580.65.06", b"r580_00")
+    assert 0x09 not in capabilities_of(whole)
+
+
+def test_the_driver_tells_of_each_card(node: Simulator) -> None:
+    folder = node.root / "proc/driver/nvidia/gpus"
+    for gpu, name in zip(node.dump()["gpus"], ("0000:1a:00.0", "0000:3b:00.0"), strict=True):
+        lines = (folder / name / "information").read_text().splitlines()
+        said = {key: value.strip() for key, value in (line.split(":", 1) for line in lines)}
+        assert said["Model"] == gpu["name"]
+        assert (said["GPU UUID"], said["Video BIOS"]) == (gpu["uuid"], gpu["vbios"])
+        assert (said["Bus Location"], said["Device Minor"]) == (name, str(gpu["minor_number"]))
+    before = (folder / "0000:1a:00.0/information").read_text()
+    node.swap(0)
+    assert node.gpu(0)["uuid"] in (folder / "0000:1a:00.0/information").read_text() != before
+    node.detach(1)
+    assert [path.name for path in folder.iterdir()] == ["0000:1a:00.0"]
+    assert "ModifyDeviceFiles: 1" in (node.root / "proc/driver/nvidia/params").read_text()
 
 
 def test_a_command_finds_the_files_at_their_places(node: Simulator) -> None:
@@ -161,6 +224,8 @@ def test_a_command_finds_the_files_at_their_places(node: Simulator) -> None:
         ls /sys/devices/system/cpu/online
         ls -d /proc/$$
         nvidia-smi -L | head -1
+        readlink -f /sys/bus/pci/drivers/nvidia/0000:3b:00.0/driver
+        grep -h Minor /proc/driver/nvidia/gpus/*/information
         """
     done = node.execute(["sh", "-ec", script])
     assert done.returncode == 0, done.stderr
@@ -173,6 +238,8 @@ def test_a_command_finds_the_files_at_their_places(node: Simulator) -> None:
         "234 nvidia-caps",
     ]
     assert state["gpus"][0]["uuid"] in done.stdout
+    assert "/sys/bus/pci/drivers/nvidia" in done.stdout.splitlines()
+    assert [line.split()[-1] for line in done.stdout.splitlines()[-2:]] == ["0", "1"]
     assert not Path("/proc/driver/nvidia").exists(), "the host sees nothing of it"
 
 
