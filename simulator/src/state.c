@@ -15,22 +15,41 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* What lies at DIR/root/usr/lib64 or DIR/root/usr/bin belongs to the node at DIR. */
-static int directory_above(char *buffer, size_t size)
+static int holds_state(const char *directory)
 {
-    char resolved[PATH_MAX], probe[PATH_MAX + 32];
-    if (!place_of_code(resolved))
-        return 0;
-    for (int level = 0; level < 4; level++) {
-        char *slash = strrchr(resolved, '/');
+    char probe[PATH_MAX + 32];
+    snprintf(probe, sizeof(probe), "%s/" STATE_FILE, directory);
+    return access(probe, F_OK) == 0;
+}
+
+/* Cuts the last `levels` names off a path; 0 when it has no more than these. */
+static int climb(char *path, int levels)
+{
+    while (levels--) {
+        char *slash = strrchr(path, '/');
         if (!slash)
             return 0;
         *slash = '\0';
     }
-    snprintf(probe, sizeof(probe), "%s/" STATE_FILE, resolved);
-    if (access(probe, F_OK) != 0)
+    return 1;
+}
+
+/*
+ * What lies at ROOT/usr/lib64 or ROOT/usr/bin belongs to the node whose driver root this is: DIR where that is DIR/root,
+ * and ROOT/run/gpusim where only the driver root was brought to another place, as into a container.
+ */
+static int directory_above(char *buffer, size_t size)
+{
+    char root[PATH_MAX], directory[PATH_MAX + 32];
+    if (!place_of_code(root) || !climb(root, 3) || !*root)
         return 0;
-    snprintf(buffer, size, "%s", resolved);
+    snprintf(directory, sizeof(directory), "%s", root);
+    climb(directory, 1);
+    if (!*directory || !holds_state(directory))
+        snprintf(directory, sizeof(directory), "%s" DEFAULT_DIRECTORY, root);
+    if (!holds_state(directory))
+        return 0;
+    snprintf(buffer, size, "%s", directory);
     return 1;
 }
 

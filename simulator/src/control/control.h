@@ -65,6 +65,9 @@ int command_counters(struct state *state, struct command_line *line);
 void root_create(const char *directory, const struct state *state, int devices);
 void root_refresh(const char *directory, const struct state *state);
 
+/* Makes the state reachable from the driver root alone, if there is one. */
+void root_link_state(const char *directory);
+
 /* pci_config.c: the configuration space of a card, as an administrator reads it below /sys. */
 #define PCI_CONFIG_SIZE 4096
 void pci_config_fill(uint8_t space[PCI_CONFIG_SIZE], const struct gpu *gpu, uint64_t first_region,

@@ -145,6 +145,7 @@ static int keep_node(const char *directory)
     }
     state_unlock(state);
     state_unmap(state);
+    root_link_state(directory);
     return 1;
 }
 
@@ -171,5 +172,6 @@ int command_init(struct command_line *line)
     struct state *state = state_create(line->directory, &node, force || keep);
     if (!state)
         fail("%s: %s", line->directory, strerror(errno));
+    root_link_state(line->directory);
     return 0;
 }

@@ -389,3 +389,25 @@ void root_create(const char *directory, const struct state *state, int devices)
     create_proc(directory, state);
     root_refresh(directory, state);
 }
+
+/*
+ * The state is one file, so a second name for it is enough; the link back makes that folder look like the node's own.
+ * Where the file system has no hard links, who brings the driver root elsewhere must bring the node's folder as well.
+ */
+void root_link_state(const char *directory)
+{
+    char state[PATH_MAX];
+    struct stat original, linked;
+    const char *link_path = path_of(directory, "run/gpusim/" STATE_FILE);
+    if (access(path_of(directory, "proc/driver"), F_OK) != 0)
+        return;
+    snprintf(state, sizeof(state), "%s/" STATE_FILE, directory);
+    /* A name that is right already is left alone: others may look it up at any moment. */
+    if (stat(state, &original) == 0 && stat(link_path, &linked) == 0 && original.st_ino == linked.st_ino)
+        return;
+    make_folder(path_of(directory, "run/gpusim"));
+    make_link("../..", path_of(directory, "run/gpusim/root"));
+    unlink(link_path);
+    if (link(state, link_path) != 0)
+        fprintf(stderr, "gpusim: warning: %s: %s\n", link_path, strerror(errno));
+}

@@ -4,6 +4,7 @@ import os
 import stat
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +337,42 @@ def test_a_node_is_complete_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "node" / "root" / "proc").unlink()
     node.create(options=["--keep"])
     assert (node.root / "proc/driver/nvidia/version").exists()
+
+
+def elsewhere(node: Simulator, place: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script where only the driver root stands at `place`, as in a container that mounts it, and untold."""
+    place.mkdir(exist_ok=True)
+    environment = {"PATH": f"{place}/usr/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{place}/usr/lib64"}
+    inside = f'mount --bind "$0" "$1" && mount -t tmpfs none "$2" && {script}'
+    command = ["unshare", "-m", "sh", "-ec", inside, node.root, place, node.directory]
+    return subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_driver_root_alone_is_the_node(node: Simulator, tmp_path: Path) -> None:
+    """What programs mount that bring the driver into their own container: the root, and nothing above it."""
+    done = elsewhere(node, tmp_path / "driver-root", "nvidia-smi mig -i 0 -cgi 19 -C && nvidia-smi -L")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (instance,) = node.gpu(0)["gpu_instances"]
+    assert instance["compute_instances"][0]["uuid"] in done.stdout
+    assert node.gpu(1)["uuid"] in done.stdout, "all cards are seen: it is a root, no injected device"
+    assert set(access_files(node)) == {"gpu0/mig/gi13", "gpu0/mig/gi13/ci0"}
+    python = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
+    done = elsewhere(node, tmp_path / "driver-root", f"{sys.executable} -c '{python}'")
+    assert done.stdout.strip() == "2", done.stderr
+
+
+@pytest.mark.parametrize("options", [["--force"], ["--keep"]])
+def test_a_driver_root_belongs_to_the_node_that_is_there_now(
+    node: Simulator, tmp_path: Path, options: list[str]
+) -> None:
+    if options == ["--keep"]:
+        (node.root / "run/gpusim/state").unlink()
+    node.create(gpus=1, seed="other", options=options)
+    uuids = [gpu["uuid"] for gpu in node.dump()["gpus"]]
+    listed = elsewhere(node, tmp_path / "driver-root", "nvidia-smi --query-gpu=uuid --format=csv,noheader")
+    assert listed.stdout.split() == uuids
 
 
 class Container:
