@@ -59,7 +59,8 @@ int state_directory(char *buffer, size_t size)
     if (given && *given)
         snprintf(buffer, size, "%s", given);
     else if (!directory_above(buffer, size)) {
-        snprintf(buffer, size, "%s", DEFAULT_DIRECTORY);
+        int injected = !holds_state(DEFAULT_DIRECTORY) && access(INJECTED_DIRECTORY "/" INJECTED_FILE, F_OK) == 0;
+        snprintf(buffer, size, "%s", injected ? INJECTED_DIRECTORY : DEFAULT_DIRECTORY);
         return 0;
     }
     return 1;
@@ -76,7 +77,8 @@ static struct state *map_descriptor(int descriptor)
 
 static int state_path(char *path, size_t size, const char *directory)
 {
-    if ((size_t)snprintf(path, size, "%s/" STATE_FILE, directory) < size)
+    const char *name = strcmp(directory, INJECTED_DIRECTORY) == 0 ? INJECTED_FILE : STATE_FILE;
+    if ((size_t)snprintf(path, size, "%s/%s", directory, name) < size)
         return 1;
     errno = ENAMETOOLONG;
     return 0;

@@ -21,6 +21,9 @@
 #define STATE_LAYOUT 2 /* Raised whenever a structure below changes. */
 #define STATE_FILE "state"
 #define DEFAULT_DIRECTORY "/run/gpusim"
+/* What the vendor's toolkit mounts into a container, writable: under this name it brings the state along. */
+#define INJECTED_DIRECTORY "/run/nvidia-persistenced"
+#define INJECTED_FILE "socket"
 
 #define MAX_GPUS 16
 #define MAX_GPU_INSTANCES 15 /* Ids 0 to 14: the whole card, halves, quarters, eighths. */
@@ -172,8 +175,8 @@ struct state {
 };
 
 /*
- * Finds the node's directory: $GPUSIM_DIR, else the one that this code lies in, else the fixed default, which answers 0:
- * nobody said where to look.
+ * Finds the node's directory: $GPUSIM_DIR, else the one that this code lies in. Else nobody said where to look, which
+ * answers 0: the fixed default, or what was injected into a container in its stead.
  */
 int state_directory(char *buffer, size_t size);
 

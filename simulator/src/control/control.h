@@ -65,7 +65,7 @@ int command_counters(struct state *state, struct command_line *line);
 void root_create(const char *directory, const struct state *state, int devices);
 void root_refresh(const char *directory, const struct state *state);
 
-/* Makes the state reachable from the driver root alone, if there is one. */
+/* Makes the state reachable from the driver root alone, and from containers that get cards from it. */
 void root_link_state(const char *directory);
 
 /* pci_config.c: the configuration space of a card, as an administrator reads it below /sys. */

@@ -390,24 +390,32 @@ void root_create(const char *directory, const struct state *state, int devices)
     root_refresh(directory, state);
 }
 
+/* Gives the state a second name, unless it has it: others may look it up at any moment. */
+static void name_state(const char *state, const char *name)
+{
+    struct stat original, named;
+    if (stat(state, &original) == 0 && stat(name, &named) == 0 && original.st_ino == named.st_ino)
+        return;
+    unlink(name);
+    if (link(state, name) != 0)
+        fprintf(stderr, "gpusim: warning: %s: %s\n", name, strerror(errno));
+}
+
 /*
- * The state is one file, so a second name for it is enough; the link back makes that folder look like the node's own.
- * Where the file system has no hard links, who brings the driver root elsewhere must bring the node's folder as well.
+ * The state is one file, so further names for it are enough. The first, with the link back beside it, makes a folder of
+ * the driver root look like the node's own. The second is a file that the vendor's toolkit mounts into every container
+ * that it brings a card into: nothing listens there, as nobody ever calls that daemon. Where the file system has no hard
+ * links, whoever brings driver root or cards elsewhere must bring the node's folder as well.
  */
 void root_link_state(const char *directory)
 {
     char state[PATH_MAX];
-    struct stat original, linked;
-    const char *link_path = path_of(directory, "run/gpusim/" STATE_FILE);
     if (access(path_of(directory, "proc/driver"), F_OK) != 0)
         return;
     snprintf(state, sizeof(state), "%s/" STATE_FILE, directory);
-    /* A name that is right already is left alone: others may look it up at any moment. */
-    if (stat(state, &original) == 0 && stat(link_path, &linked) == 0 && original.st_ino == linked.st_ino)
-        return;
     make_folder(path_of(directory, "run/gpusim"));
+    make_folder(path_of(directory, "%s", INJECTED_DIRECTORY + 1));
     make_link("../..", path_of(directory, "run/gpusim/root"));
-    unlink(link_path);
-    if (link(state, link_path) != 0)
-        fprintf(stderr, "gpusim: warning: %s: %s\n", link_path, strerror(errno));
+    name_state(state, path_of(directory, "run/gpusim/" STATE_FILE));
+    name_state(state, path_of(directory, "%s/" INJECTED_FILE, INJECTED_DIRECTORY + 1));
 }

@@ -152,6 +152,14 @@ def test_cdi_for_whole_cards(generator: Generator) -> None:
     } <= mounted
 
 
+def test_cdi_brings_the_state_into_containers(generator: Generator) -> None:
+    """It must be writable there: its lock is in it."""
+    mounts = {mount["containerPath"]: mount for mount in generator.run()["containerEdits"]["mounts"]}
+    state = mounts["/run/nvidia-persistenced/socket"]
+    assert Path(state["hostPath"]).samefile(generator.node.directory / "state")
+    assert "ro" not in state["options"]
+
+
 def test_cdi_for_mig_devices(generator: Generator, client: Path) -> None:
     run(client, generator.node, "cut", 9, 19)
     spec = generator.run()

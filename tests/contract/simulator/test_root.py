@@ -378,12 +378,13 @@ def test_a_driver_root_belongs_to_the_node_that_is_there_now(
 class Container:
     """A root folder with nothing but what a container runtime would put into it."""
 
-    def __init__(self, folder: Path, node: Simulator) -> None:
+    def __init__(self, folder: Path, node: Simulator, state: str = "run/gpusim/state") -> None:
         self.folder = folder
-        for name in ("dev/nvidia-caps", "run/gpusim", "usr/bin", "usr/lib64"):
+        for name in ("dev/nvidia-caps", "usr/bin", "usr/lib64"):
             (folder / name).mkdir(parents=True)
         # A bind mount of the node's folder, for which a hard link to its only shared file stands here.
-        (folder / "run/gpusim/state").hardlink_to(node.directory / "state")
+        (folder / state).parent.mkdir(parents=True)
+        (folder / state).hardlink_to(node.directory / "state")
         (folder / "usr/bin/nvidia-smi").hardlink_to(node.nvidia_smi_path)
 
     def inject_library(self, node: Simulator) -> None:
@@ -405,14 +406,21 @@ class Container:
         return done.returncode, done.stdout.splitlines()
 
 
-def test_a_container_sees_exactly_what_was_injected(node: Simulator, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("run/gpusim/state", id="brought-by-the-admin"),
+        pytest.param("run/nvidia-persistenced/socket", id="brought-by-the-vendors-toolkit"),
+    ],
+)
+def test_a_container_sees_exactly_what_was_injected(node: Simulator, tmp_path: Path, place: str) -> None:
     with node.nvml() as nvml:
         cut(nvml)
         cut(nvml)
     state = node.dump()
     first = next(i for i in state["gpus"][0]["gpu_instances"] if i["id"] == 13)
     mig_uuid = first["compute_instances"][0]["uuid"]
-    container = Container(tmp_path / "container", node)
+    container = Container(tmp_path / "container", node, place)
     assert container.smi("-L")[0] == 12, "no library, no answer"
     container.inject_library(node)
     assert container.smi("-L") == (0, [])
