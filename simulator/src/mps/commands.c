@@ -12,55 +12,31 @@
 #include "../state.h"
 #include "mps.h"
 
-/* Finds the card or instance that one word of CUDA_VISIBLE_DEVICES names. */
-static int find_device(const struct state *state, const char *word, struct client *client)
-{
-    char *rest;
-    unsigned long index = strtoul(word, &rest, 10);
-    for (int slot = 0; (uint32_t)slot < state->gpu_count; slot++) {
-        const struct gpu *gpu = &state->gpus[slot];
-        client->gpu = (int8_t)slot;
-        client->gpu_instance = client->compute_instance = NONE;
-        if (gpu->present && !gpu->lost && (strcmp(gpu->uuid, word) == 0 || (*word && !*rest && index == (unsigned long)slot)))
-            return 1;
-        for (int i = 0; i < MAX_GPU_INSTANCES; i++)
-            for (int c = 0; gpu->instances[i].live && c < MAX_COMPUTE_INSTANCES; c++)
-                if (gpu->instances[i].compute[c].live && strcmp(gpu->instances[i].compute[c].uuid, word) == 0) {
-                    client->gpu_instance = (int8_t)i;
-                    client->compute_instance = (int8_t)c;
-                    return 1;
-                }
-    }
-    return 0;
-}
-
 /* Registers a server as a user of every device that the daemon may see; refuses devices that do not exist. */
 static int occupy_devices(pid_t pid)
 {
-    char directory[PATH_MAX], list[1024], *rest = NULL;
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    char directory[PATH_MAX];
+    struct client devices[MAX_DEVICES];
     state_directory(directory, sizeof(directory));
     struct state *state = state_map(directory);
     if (!state)
         return 0;
     state_lock(state);
-    snprintf(list, sizeof(list), "%s", visible ? visible : "");
-    for (uint32_t slot = 0; !visible && slot < state->gpu_count; slot++)
-        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%u,", slot);
-    int complete = 1;
-    for (char *word = strtok_r(list, ",", &rest); word && complete; word = strtok_r(NULL, ",", &rest)) {
-        struct client client = {.live = 1, .kind = CLIENT_COMPUTE, .while_alive = 1, .pid = (uint32_t)pid,
-                                .memory_bytes = 30ULL << 20, .name = "nvidia-cuda-mps-server"};
-        int free_record = 0;
-        complete = find_device(state, word, &client);
-        while (complete && free_record < MAX_CLIENTS && state->clients[free_record].live)
-            free_record++;
-        if (complete && free_record < MAX_CLIENTS)
-            state->clients[free_record] = client;
+    int count = visible_devices(state, devices);
+    for (int i = 0, record = 0; i < count; i++) {
+        while (record < MAX_CLIENTS && state->clients[record].live)
+            record++;
+        if (record == MAX_CLIENTS)
+            break;
+        state->clients[record] = (struct client){.live = 1, .kind = CLIENT_COMPUTE, .while_alive = 1,
+                                                 .gpu = devices[i].gpu, .gpu_instance = devices[i].gpu_instance,
+                                                 .compute_instance = devices[i].compute_instance,
+                                                 .pid = (uint32_t)pid, .memory_bytes = 30ULL << 20,
+                                                 .name = "nvidia-cuda-mps-server"};
     }
     state_unlock(state);
     state_unmap(state);
-    return complete;
+    return count >= 0;
 }
 
 static void release_devices(pid_t pid)
@@ -127,7 +103,7 @@ static struct mps_server *start_server(struct mps_daemon *daemon, uid_t uid)
     server->pid = pid;
     server->uid = uid;
     server->thread_percentage = daemon->default_thread_percentage;
-    memcpy(server->memory_limits, daemon->default_memory_limits, sizeof(server->memory_limits));
+    limits_apply(daemon->default_memory_limits, server->memory_limits);
     daemon_log(daemon, "Starting new server %d for user %u", (int)pid, (unsigned)uid);
     return server;
 }
@@ -254,20 +230,6 @@ static int valid_percentage(const char *text, double *value)
     return rest != text && !*rest && *value > 0 && *value <= 100;
 }
 
-/* A limit is a number with G or M, in either case. The device number is stored as given, existing or not. */
-static int store_limit(char limits[MAX_DEVICES][24], const char *device, const char *value)
-{
-    char *rest;
-    unsigned long number = strtoul(device, &rest, 10);
-    if (!*device || *rest || number >= MAX_DEVICES)
-        return 0;
-    unsigned long long amount = strtoull(value, &rest, 10);
-    if (amount == 0 || !*rest || !strchr("gGmM", *rest) || rest[1])
-        return 0;
-    snprintf(limits[number], sizeof(limits[number]), "%s", value);
-    return 1;
-}
-
 static void answer_defaults(struct mps_daemon *daemon, char *words[], int count, FILE *out)
 {
     double value;
@@ -281,12 +243,11 @@ static void answer_defaults(struct mps_daemon *daemon, char *words[], int count,
             fputs("Invalid active thread percentage\n", out);
         }
     } else if (strcmp(words[0], "set_default_device_pinned_mem_limit") == 0) {
-        if (count != 3 || !store_limit(daemon->default_memory_limits, words[1], words[2]))
+        if (count != 3 || !limits_set(daemon->default_memory_limits, words[1], words[2]))
             fputs("Invalid pinned memory limit\n", out);
     } else if (strcmp(words[0], "get_default_device_pinned_mem_limit") == 0) {
-        unsigned long device = count == 2 ? strtoul(words[1], NULL, 10) : MAX_DEVICES;
-        if (device < MAX_DEVICES)
-            fprintf(out, "%s\n", *daemon->default_memory_limits[device] ? daemon->default_memory_limits[device] : "0G");
+        if (count == 2)
+            fprintf(out, "%s\n", limits_get(daemon->default_memory_limits, words[1]));
     } else if (strcmp(words[0], "set_default_client_priority") == 0) {
         daemon->default_priority = count == 2 ? (int)strtol(words[1], NULL, 10) : 0;
     } else {
@@ -311,6 +272,7 @@ static int answer_server(struct mps_daemon *daemon, char *words[], int count, FI
         return 1;
     }
     double value;
+    int device = count > 2 ? device_place(words[2]) : NONE;
     switch (which) {
     case 0:
         fputs("ACTIVE\n", out);
@@ -338,12 +300,14 @@ static int answer_server(struct mps_daemon *daemon, char *words[], int count, FI
             fputs("Invalid active thread percentage\n", out);
         break;
     case 6:
-        if (count != 4 || !store_limit(server->memory_limits, words[2], words[3]))
+        if (count == 4 && device >= 0 && limit_is_valid(words[3]))
+            snprintf(server->memory_limits[device], sizeof(server->memory_limits[device]), "%s", words[3]);
+        else
             fputs("Invalid pinned memory limit\n", out);
         break;
     default:
-        if (count > 2 && strtoul(words[2], NULL, 10) < MAX_DEVICES)
-            fprintf(out, "%s\n", server->memory_limits[strtoul(words[2], NULL, 10)]);
+        if (device >= 0)
+            fprintf(out, "%s\n", server->memory_limits[device]);
     }
     return 1;
 }

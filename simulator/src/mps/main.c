@@ -58,9 +58,13 @@ static int listen_in(const struct mps_daemon *daemon)
     int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (lock < 0)
         die("%s: %s", path, strerror(errno));
-    if (flock(lock, LOCK_EX | LOCK_NB) != 0)
-        die("An instance of this daemon is already running");
     control_address(daemon->pipe_directory, &address);
+    /* Without its socket the other one is on its way out, or just beginning, which the wait will show. */
+    for (int attempt = 0; flock(lock, LOCK_EX | LOCK_NB) != 0; attempt++) {
+        if (attempt == 200 || access(address.sun_path, F_OK) == 0)
+            die("An instance of this daemon is already running");
+        usleep(10000);
+    }
     unlink(address.sun_path);
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof(address)) != 0 || listen(listener, 16) != 0)

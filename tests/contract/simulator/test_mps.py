@@ -237,7 +237,30 @@ def test_impossible_commands(daemon: Daemon, command: str, answer: str) -> None:
 
 
 def test_the_device_of_a_limit_is_not_checked(daemon: Daemon) -> None:
-    assert daemon.say("set_default_device_pinned_mem_limit 9 1G") == []
+    """What is not there when a server starts is ignored then."""
+    for device in ("9", "GPU-00000000-0000-0000-0000-000000000000"):
+        assert daemon.say(f"set_default_device_pinned_mem_limit {device} 1G") == []
+        assert daemon.say(f"get_default_device_pinned_mem_limit {device}") == ["1G"]
+    (answer,) = daemon.say(f"gpusim_client {os.getpid()} 0")
+    assert answer.split()[1:] == ["100.0"]
+
+
+def test_a_limit_names_its_device_by_uuid_or_place(daemon: Daemon) -> None:
+    """As documented: the names are not translated when asked for, and the last limit of a device holds."""
+    uuid = daemon.node.gpu(0)["uuid"]
+    assert daemon.say(f"set_default_device_pinned_mem_limit {uuid} 10G") == []
+    assert daemon.say("get_default_device_pinned_mem_limit 0") == ["0G"]
+    assert daemon.say("set_default_device_pinned_mem_limit 0 5G") == []
+    assert daemon.say(f"get_default_device_pinned_mem_limit {uuid}") == ["10G"]
+    (answer,) = daemon.say(f"gpusim_client {os.getpid()} 0")
+    assert answer.split()[2:] == ["0=5G"]
+    daemon.say(f"set_default_device_pinned_mem_limit {uuid} 7G")
+    (answer,) = daemon.say(f"gpusim_client {os.getpid()} 1000")
+    assert answer.split()[2:] == ["0=7G"]
+    server = daemon.say("get_server_list")[-1]
+    assert daemon.say(f"set_device_pinned_mem_limit {server} {uuid} 900M") == []
+    assert daemon.say(f"get_device_pinned_mem_limit {server} 0") == ["900M"]
+    assert daemon.say(f"set_device_pinned_mem_limit {server} GPU-no 1G") == ["Invalid pinned memory limit"]
 
 
 def test_in_the_foreground_it_ends_on_sigterm(make_daemon: Callable[..., Daemon]) -> None:
