@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "call.h"
 #include "faults.h"
+#include "instances.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -116,4 +117,16 @@ int visible_mig_device(const struct call *call, int slot, int instance, int comp
     number += 1 + (unsigned int)compute;
     snprintf(path, sizeof(path), "/dev/nvidia-caps/nvidia-cap%u", number);
     return node_exists(path, call->state->caps_major, number);
+}
+
+int seen_mig_index(const struct call *call, int slot, int instance, int compute)
+{
+    const struct gpu *gpu = &call->state->gpus[slot];
+    int own = mig_index(gpu, instance, compute), seen = 0;
+    if (session_sees_everything(call->state))
+        return own;
+    for (int i = 0; i < MAX_GPU_INSTANCES; i++)
+        for (int c = 0; gpu->instances[i].live && c < MAX_COMPUTE_INSTANCES; c++)
+            seen += gpu->instances[i].compute[c].live && mig_index(gpu, i, c) < own && visible_mig_device(call, slot, i, c);
+    return seen;
 }

@@ -84,6 +84,9 @@ int slot_of(const struct call *call, const struct gpu *gpu);
 int visible_gpu(const struct call *call, int slot);
 int visible_mig_device(const struct call *call, int slot, int instance, int compute);
 
+/* The index of a MIG device among those that this process sees: a container counts only its own. */
+int seen_mig_index(const struct call *call, int slot, int instance, int compute);
+
 /* Copies a string into a caller's buffer. */
 void call_copy(struct call *call, char *buffer, unsigned int length, const char *text);
 

@@ -286,8 +286,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, uns
     call.result = NVML_ERROR_NOT_FOUND;
     for (int i = 0; i < MAX_GPU_INSTANCES; i++)
         for (int c = 0; gpu->instances[i].live && c < MAX_COMPUTE_INSTANCES; c++)
-            if (gpu->instances[i].compute[c].live && mig_index(gpu, i, c) == (int)index &&
-                visible_mig_device(&call, slot_of(&call, gpu), i, c)) {
+            if (gpu->instances[i].compute[c].live && visible_mig_device(&call, slot_of(&call, gpu), i, c) &&
+                seen_mig_index(&call, slot_of(&call, gpu), i, c) == (int)index) {
                 *found = handle_of_mig_device(&call, slot_of(&call, gpu), i, c);
                 call.result = NVML_SUCCESS;
             }

@@ -60,7 +60,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
     if (!gpu || !call_require(&call, index != NULL, NVML_ERROR_INVALID_ARGUMENT))
         return call_end(&call);
     if (instance != NONE) {
-        *index = (unsigned int)mig_index(gpu, instance, compute);
+        *index = (unsigned int)seen_mig_index(&call, slot_of(&call, gpu), instance, compute);
         return call_end(&call);
     }
     *index = 0;

@@ -440,6 +440,8 @@ def test_a_container_sees_exactly_what_was_injected(node: Simulator, tmp_path: P
     lines = container.smi("-L")[1]
     assert len(lines) == 3
     assert mig_uuid in lines[1]
+    assert first["compute_instances"][0]["mig_index"] == 1
+    assert "Device  0:" in lines[1], "a container counts its own"
 
 
 @pytest.mark.parametrize("numbers", [(1, 0), (195, 3)], ids=["major", "minor"])
