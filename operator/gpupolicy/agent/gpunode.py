@@ -158,8 +158,8 @@ class GpuNodeObject:
             update={"last_observed_time": now.isoformat(timespec="seconds").replace("+00:00", "Z")}
         )
         body = {"metadata": {"name": self._node}, "status": status.to_wire()}
-        stored = await self._client.apply(
-            kube.GPUNODES, body, field_manager=names.AGENT_FIELD_MANAGER, force=True, subresource="status"
+        stored = await kube.apply_status(
+            self._client, kube.GPUNODES, body, field_manager=names.AGENT_FIELD_MANAGER
         )
         told, self._written = self._written, status
         for notice in changes(told, status):

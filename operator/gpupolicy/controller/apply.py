@@ -69,9 +69,7 @@ async def node_spec(
 async def policy_status(client: kube.Kube, policy: str, uid: str, status: GpuPolicyStatus) -> kube.Object:
     """Apply the status of a policy; return the policy as stored."""
     body: dict[str, Any] = {"metadata": {"name": policy, "uid": uid}, "status": status.to_wire()}
-    return await client.apply(
-        kube.GPUPOLICIES, body, field_manager=_MANAGER, force=True, subresource="status"
-    )
+    return await kube.apply_status(client, kube.GPUPOLICIES, body, field_manager=_MANAGER)
 
 
 class Poster:

@@ -51,6 +51,7 @@ from gpupolicy.adapters.kube.resources import (
     VALIDATING_ADMISSION_POLICY_BINDINGS,
     Resource,
 )
+from gpupolicy.adapters.kube.statuses import apply_status
 from gpupolicy.adapters.kube.wire import Object, ObjectList, ServerVersion, Transform, WatchEvent, micro_time
 
 lazyimport.install()
@@ -103,6 +104,7 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "WatchEvent",
+    "apply_status",
     "dropped_fields",
     "is_applied",
     "micro_time",
