@@ -13,7 +13,7 @@ from tests.cluster.image import write_archive
 from tests.paths import ROOT
 from tools import image
 
-KEPT = 6
+KEPT = 12
 """How many archives stay in the cache."""
 
 

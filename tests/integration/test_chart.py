@@ -250,6 +250,13 @@ def test_what_only_a_clean_up_needs_exists_only_while_it_runs() -> None:
     assert container["image"] == other["image"]
 
 
+def test_a_cluster_that_is_too_old_is_refused_by_helm() -> None:
+    done = helm("template", "x", str(CHART), "--kube-version", "1.33.9")
+    assert done.returncode != 0
+    assert "kubeVersion: >=1.34.0-0" in done.stderr
+    assert helm("template", "x", str(CHART), "--kube-version", "1.34.0-rc.1").returncode == 0
+
+
 def test_labels_of_every_object() -> None:
     """What Helm and an admin look for; CRDs are shared by releases and carry only the product's."""
     for (kind, name), document in objects("monitoring.enabled=true", "cleanup=true").items():

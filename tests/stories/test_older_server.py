@@ -47,3 +47,31 @@ def test_whole_cards_work_and_what_is_dropped_is_told(older: Stack) -> None:
             older.kubectl("exec", "-n", namespace, "one", "--", "nvidia-smi", "-L").count("UUID: GPU-") == 1
         )
         older.kubectl("delete", "pod", "one", "-n", namespace, "--timeout=30s")
+
+
+def test_a_server_without_the_kinds_of_dra() -> None:
+    """Neither program crashes or keeps silent: the policy and the node say what is missing, and go on when it is there."""
+    options = ControlPlaneOptions(runtime_config={"resource.k8s.io/v1": "false"})
+    with Cluster.start(options=options) as cluster:
+        stack = Stack(cluster)
+        stack.install()
+        controller = stack.start_controller()
+        stack.add_nodes(GpuNodeOptions(name="bare-01", pool="train", gpus=1))
+        stack.apply(objects.policy("train", pool="train"))
+        stack.wait(
+            lambda: stack.condition("gpupolicy", "train").get("reason") == "KubernetesTooOld",
+            "the policy told",
+        )
+        row = stack.policy_row("train")
+        assert row[-1] == "False"
+        message = stack.condition("gpupolicy", "train")["message"]
+        assert "does not serve" in message
+        assert "deviceclasses" in message
+        assert "Kubernetes 1.34 or later" in message
+        assert "does not serve" in controller.log_tail(5)
+        stack.wait(
+            lambda: stack.condition("gpunode", "bare-01").get("status") == "False", "the node told", 120
+        )
+        print(stack.get("gpunode", "bare-01")["status"]["conditions"])
+        assert controller.alive
+        assert stack.agent("bare-01").alive

@@ -51,6 +51,8 @@ class Reason(StrEnum):
     """`rollout.mode: Plan`: the plan is shown and nothing was touched."""
 
     # The policy itself.
+    KUBERNETES_TOO_OLD = "KubernetesTooOld"
+    """The API server does not serve kinds that GpuPolicy lives on: too old a release, or they are switched off."""
     NOT_IMPLEMENTED = "NotImplemented"
     """The field is part of the API, and this release does not serve it. It is refused, never ignored."""
     INVALID_SELECTOR = "InvalidSelector"

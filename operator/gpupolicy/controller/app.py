@@ -25,7 +25,6 @@ from typing import Final
 
 from gpupolicy import __version__
 from gpupolicy.adapters import kube, logs
-from gpupolicy.adapters.kube import backoff
 from gpupolicy.controller import (
     cleanup,
     evaluation,
@@ -33,6 +32,7 @@ from gpupolicy.controller import (
     health,
     metrics,
     policy_watch,
+    preflight,
     reconcile,
     watches,
 )
@@ -106,7 +106,7 @@ class Controller:
             self.queue,
             judges=expressions.Expressions(client, evaluation.evaluate, evaluation.reads),
             poster=metrics.MeasuredPoster(client, options.identity, self.metrics),
-            clock=lambda: dt.datetime.now(dt.UTC),
+            clock=_now,
             stale_after_seconds=options.stale_after_seconds,
             unreadable=self._unreadable,
         )
@@ -125,7 +125,7 @@ class Controller:
         logger.info("gpupolicy-controller %s as %s", __version__, self._options.identity)
         await self._health.start(lambda port: logger.info("health on port %d", port))
         try:
-            await self._await_crds()
+            await preflight.wait(self._client, _now)
             async with asyncio.TaskGroup() as tasks:
                 for reflector in (*self._reflectors, *self._access_reflectors):
                     tasks.create_task(reflector.run(), name=f"reflector-{reflector.resource}")
@@ -135,24 +135,6 @@ class Controller:
                 await self._election.run(self._lead)
         finally:
             await self._health.stop()
-
-    async def _await_crds(self) -> None:
-        """Wait until the API server serves our kinds; without them a watch would only fail."""
-        pause = backoff.Backoff(0.5, 15.0)
-        told = ""
-        while True:
-            try:
-                missing = [r for r in (kube.GPUPOLICIES, kube.GPUNODES) if not await self._client.serves(r)]
-                problem = ", ".join(map(str, missing))
-                text = f"The API server does not serve {problem}; install the CRDs (crds/, or the chart)"
-            except kube.ApiError as error:
-                problem = text = f"The API server does not answer: {error}"
-            if not problem:
-                return
-            if text != told:
-                logger.warning("%s. Waiting", text)
-                told = text
-            await asyncio.sleep(pause.next_seconds())
 
     async def _synced(self) -> None:
         for reflector in self._reflectors:
@@ -220,6 +202,10 @@ class Controller:
         if not self._policies.is_alive:
             silent.append(f"{kube.GPUPOLICIES}: the watch is down")
         return f"silent: {', '.join(silent)}" if silent else None
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
 
 
 async def serve(options: Options) -> None:
