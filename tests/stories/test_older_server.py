@@ -11,6 +11,14 @@ from tests.stories import objects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
+DRA_GATES = (
+    "DynamicResourceAllocation",
+    "DRASchedulerFilterTimeout",
+    "DRAPrioritizedList",
+    "DRAAdminAccess",
+)
+"""The gate, and those that insist on it."""
+
 
 @pytest.fixture(scope="module")
 def older() -> Iterator[Stack]:
@@ -51,7 +59,11 @@ def test_whole_cards_work_and_what_is_dropped_is_told(older: Stack) -> None:
 
 def test_a_server_without_the_kinds_of_dra() -> None:
     """Neither program crashes or keeps silent: the policy and the node say what is missing, and go on when it is there."""
-    options = ControlPlaneOptions(runtime_config={"resource.k8s.io/v1": "false"})
+    options = ControlPlaneOptions(
+        emulated_version="1.34",
+        feature_gates=dict.fromkeys(DRA_GATES, False),
+        runtime_config={"resource.k8s.io/v1": "false"},
+    )
     with Cluster.start(options=options) as cluster:
         stack = Stack(cluster)
         stack.install()
@@ -69,9 +81,14 @@ def test_a_server_without_the_kinds_of_dra() -> None:
         assert "deviceclasses" in message
         assert "Kubernetes 1.34 or later" in message
         assert "does not serve" in controller.log_tail(5)
+        stack.wait(lambda: len(stack.get("gpunodes")) == 1, "the agent's GpuNode", 120)
         stack.wait(
-            lambda: stack.condition("gpunode", "bare-01").get("status") == "False", "the node told", 120
+            lambda: (
+                "does not serve resourceslices" in stack.condition("gpunode", "bare-01").get("message", "")
+            ),
+            "the node told",
+            120,
         )
-        print(stack.get("gpunode", "bare-01")["status"]["conditions"])
+        assert stack.condition("gpunode", "bare-01")["status"] == "False"
         assert controller.alive
         assert stack.agent("bare-01").alive

@@ -161,9 +161,13 @@ class _Store:
         self._node = node
 
     async def list(self) -> Sequence[slices.Object]:
-        found = await self._client.list(
-            kube.RESOURCE_SLICES, field_selector=f"spec.nodeName={self._node},spec.driver={names.DRIVER}"
-        )
+        selector = f"spec.nodeName={self._node},spec.driver={names.DRIVER}"
+        try:
+            found = await self._client.list(kube.RESOURCE_SLICES, field_selector=selector)
+        except kube.NotFound as error:
+            # A list finds nothing only where the kind itself is missing, which the server's words do not say.
+            text = f"the API server does not serve {kube.RESOURCE_SLICES}; GpuPolicy needs Kubernetes 1.34 or later"
+            raise kube.NotFound(error.status, error.reason, text) from error
         return found.items
 
     async def create(self, item: slices.Object, *, dry_run: bool = False) -> slices.Object:
