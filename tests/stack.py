@@ -50,6 +50,7 @@ class Stack:
         self.cluster = cluster
         self.kubectl = cluster.kubectl
         self.pods = pods
+        self.chart = ROOT / "charts/gpupolicy"
 
     # Installing.
 
@@ -63,7 +64,7 @@ class Stack:
         self.upgrade_pods(*settings)
         self.wait_rollout(seconds)
 
-    def upgrade_pods(self, *settings: str) -> None:
+    def upgrade_pods(self, *settings: str, arguments: Sequence[str] = ()) -> None:
         """Install or upgrade the chart with everything as pods; `wait_rollout` follows."""
         first = self.cluster.nodes[0].name
         self.upgrade(
@@ -72,6 +73,7 @@ class Stack:
             # Only this node has the image; the others are spared its size.
             f"controller.nodeSelector.kubernetes\\.io/hostname={first}",
             *settings,
+            arguments=arguments,
         )
 
     def wait_rollout(self, seconds: float = 120) -> None:
@@ -93,16 +95,17 @@ class Stack:
 
         self.wait(rolled_out, "controller and agents ready", seconds, every=0.5)
 
-    def upgrade(self, *settings: str) -> None:
-        """Run `helm upgrade --install` with settings."""
+    def upgrade(self, *settings: str, arguments: Sequence[str] = ()) -> None:
+        """Run `helm upgrade --install` with settings and further arguments."""
         self.helm(
             "upgrade",
             "--install",
             "gpupolicy",
-            str(ROOT / "charts/gpupolicy"),
+            str(self.chart),
             "--namespace",
             NAMESPACE,
             "--create-namespace",
+            *arguments,
             *(word for setting in settings for word in ("--set", setting)),
         )
 
