@@ -33,7 +33,7 @@ from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuNodeSpec
 from gpupolicy.core import node_status, ownership
 from gpupolicy.core.convergence import CardDecision, Circumstances, decide_card
-from gpupolicy.core.devices import DriverFacts, in_order
+from gpupolicy.core.devices import DriverFacts, Published, in_order
 from gpupolicy.core.inventory import Gpu, Health, Inventory
 from gpupolicy.core.records import GpuRecord
 from gpupolicy.core.refusals import Refusal
@@ -110,6 +110,8 @@ class Reconciler:
         self._changed_at: dict[str, float] = {}
         self._failures: dict[str, _Failure] = {}
         self._decisions: dict[str, CardDecision] = {}
+        self._bugs: dict[str, str] = {}
+        """Cards on which no decision can be made, and what was logged of that."""
         self._latest: _Seen | None = None
         self._seen_at: float | None = None
         self._started_at = time.monotonic()
@@ -178,7 +180,7 @@ class Reconciler:
         named = self._claims.allocated.keys()
         before = self._decisions
         self._decisions = {
-            uuid: self._decide(gpu, spec, circumstances, around, named=named)
+            uuid: self._decide_or_tell(gpu, spec, circumstances, around, named)
             if uuid in fresh or uuid not in before
             else before[uuid]
             for uuid, gpu in gpus.items()
@@ -303,6 +305,33 @@ class Reconciler:
             hands_off=hands_off,
             offers_nothing=bool(around.device_plugin),
         )
+
+    def _decide_or_tell(
+        self,
+        gpu: Gpu,
+        spec: GpuNodeSpec,
+        circumstances: Circumstances,
+        around: Surroundings,
+        named: Collection[str],
+    ) -> CardDecision:
+        """Decide on a card; where that fails by a bug of ours, leave the card as it is and say so.
+
+        A card that brings it to light (a new product, a strange answer) must not end the agent of all others, nor take
+        the devices from its own pods.
+        """
+        try:
+            decision = self._decide(gpu, spec, circumstances, around, named=named)
+        except Exception as error:  # noqa: BLE001 - see above
+            text = f"card {gpu.uuid}: the agent failed ({type(error).__name__}: {error}); its log says where"
+            if self._bugs.get(gpu.uuid) != text:
+                self._bugs[gpu.uuid] = text
+                _log.exception("no decision can be made on card %s", gpu.uuid)
+            before = self._decisions.get(gpu.uuid)
+            published = before.published if before else Published()
+            assignment = next((a for a in spec.gpus if a.uuid == gpu.uuid), None)
+            return CardDecision(gpu, assignment, Refusal(Reason.DEGRADED, text), published)
+        self._bugs.pop(gpu.uuid, None)
+        return decision
 
     def _decide(
         self,

@@ -12,9 +12,10 @@ import pytest
 
 from gpupolicy.adapters import logs
 from gpupolicy.adapters.nvml import events
+from gpupolicy.agent import reconcile
 from gpupolicy.agent.ports import Surroundings
 from gpupolicy.api import names
-from gpupolicy.core.inventory import Health, Placement
+from gpupolicy.core.inventory import Gpu, Health, Placement
 from gpupolicy.core.records import ClaimRecord, ClaimState, PreparedDevice
 from tests.integration.agent.agent_node import FAST, AgentNode
 
@@ -204,6 +205,29 @@ async def test_a_round_goes_by_what_holds_when_it_acts(node: AgentNode) -> None:
     await node.until(lambda: not node.loop._rounds)
     assert node.simulator.writes() == 0
     node.around = Surroundings()
+    await node.until_applied(0, revision="r2")
+
+
+async def test_a_card_that_cannot_be_decided_on_keeps_its_devices_and_its_neighbours(
+    node: AgentNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.want_all(*INFER)
+    await node.until_applied(0, 1)
+    strange = node.card(0).uuid
+    decide = reconcile.decide_card
+
+    def buggy(gpu: Gpu, *arguments: Any, **options: Any) -> Any:
+        if gpu.uuid == strange:
+            raise ZeroDivisionError("a card of zero slices")
+        return decide(gpu, *arguments, **options)
+
+    monkeypatch.setattr(reconcile, "decide_card", buggy)
+    node.want_all(*SEVEN, revision="r2")
+    await node.until(lambda: node.are_applied([1], "r2") and node.card(0).reason == "Degraded")
+    assert "ZeroDivisionError" in (node.card(0).message or "")
+    assert node.layout(0) == INFER_PLACED
+    assert len([d for d in node.slices.devices.values() if d.record.gpu_uuid == strange]) == 4
+    monkeypatch.setattr(reconcile, "decide_card", decide)
     await node.until_applied(0, revision="r2")
 
 
