@@ -136,7 +136,9 @@ async def test_instances_come_and_go_where_they_were_asked_for(node: Node) -> No
     assert node.simulator.layout(0) == [("1g.10gb", 1)]
 
 
-async def test_of_two_profiles_that_fill_an_instance_the_one_with_all_multiprocessors_is_taken(node: Node) -> None:
+async def test_of_two_profiles_that_fill_an_instance_the_one_with_all_multiprocessors_is_taken(
+    node: Node,
+) -> None:
     """Since Hopper one slice with twice the memory has two; the ordinary one leaves multiprocessors idle."""
     node.simulator.create()
     nvml, card = await node.enabled()
