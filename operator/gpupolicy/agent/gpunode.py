@@ -17,13 +17,16 @@ from pydantic import ValidationError
 from gpupolicy.adapters import kube
 from gpupolicy.agent.state import Wakeup
 from gpupolicy.api import names
-from gpupolicy.api.node import GpuNode, GpuNodeSpec, GpuNodeStatus
+from gpupolicy.api.node import GpuNode, GpuNodeSpec, GpuNodeStatus, ProcessStatus
 from gpupolicy.core.node_events import Notice, changes
 
 _log = logging.getLogger(__name__)
 
 CONFIRM_SECONDS: Final = 180.0
 """How often an unchanged status is written again."""
+PROCESS_SECONDS: Final = 60.0
+"""How soon it is written when only other processes run than before: with short ones that is so at every look, and each
+write goes to the controller too."""
 _PAUSE_SECONDS: Final = 0.3
 """Least time between two writes, so that the steps of one change become one write."""
 _RETRY_SECONDS: Final = (1.0, 30.0)
@@ -68,9 +71,14 @@ class GpuNodeObject:
 
     def report(self, status: GpuNodeStatus) -> None:
         """Wish for this status."""
-        if status != self._wish:
-            self._wish = status
+        if status == self._wish:
+            return
+        is_news = self._wish is None or _essence(status) != _essence(self._wish)
+        self._wish = status
+        if is_news:
             self._wakeup.set()
+        else:
+            self._wakeup.set_within(PROCESS_SECONDS)
 
     async def run(self) -> None:
         """Read and write the object until cancelled."""
@@ -176,3 +184,23 @@ class GpuNodeObject:
             instance=self._node,
             now=now,
         )
+
+
+def _essence(status: GpuNodeStatus) -> GpuNodeStatus:
+    """Return a status that tells whether processes run, and not which."""
+    gpus = [
+        gpu.model_copy(
+            update={
+                "processes": gpu.processes and [_SOME],
+                "instances": [
+                    instance.model_copy(update={"processes": instance.processes and [_SOME]})
+                    for instance in gpu.instances
+                ],
+            }
+        )
+        for gpu in status.gpus
+    ]
+    return status.model_copy(update={"gpus": gpus})
+
+
+_SOME: Final = ProcessStatus(pid=0)

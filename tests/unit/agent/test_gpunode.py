@@ -9,7 +9,7 @@ import pytest
 from gpupolicy.adapters import kube
 from gpupolicy.agent import gpunode
 from gpupolicy.agent.gpunode import GpuNodeObject
-from gpupolicy.api.node import GpuNodeStatus
+from gpupolicy.api.node import GpuNodeStatus, GpuStatus, InstanceStatus, PlacementStatus, ProcessStatus
 
 SPEC = {"gpus": [{"uuid": "GPU-0", "policy": "p", "strategy": "Exclusive", "revision": "r1"}]}
 
@@ -88,3 +88,50 @@ async def test_an_object_that_was_deleted_comes_back_with_its_spec() -> None:
     assert api.made[1]["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+def status(*pids: int, instance: tuple[int, ...] = (), reason: str = "Applied") -> GpuNodeStatus:
+    placed = InstanceStatus(
+        profile="1g.10gb",
+        profile_id=19,
+        placement=PlacementStatus(start=0, size=1),
+        gpu_instance_id=7,
+        processes=[ProcessStatus(pid=pid) for pid in instance],
+    )
+    processes = [ProcessStatus(pid=pid) for pid in pids]
+    card = GpuStatus(uuid="GPU-0", index=0, reason=reason, processes=processes, instances=[placed])
+    return GpuNodeStatus(gpu_count=1, gpus=[card])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_news"),
+    [
+        pytest.param(status(), status(), False, id="nothing"),
+        pytest.param(status(1), status(2), False, id="another process"),
+        pytest.param(status(1), status(1, 2), False, id="one more"),
+        pytest.param(status(instance=(1,)), status(instance=(2,)), False, id="another in an instance"),
+        pytest.param(status(), status(1), True, id="the first"),
+        pytest.param(status(1), status(), True, id="the last is gone"),
+        pytest.param(status(instance=(1,)), status(), True, id="the last in an instance"),
+        pytest.param(status(1), status(2, reason="Degraded"), True, id="something else too"),
+    ],
+)
+async def test_short_processes_are_not_written_at_every_look(
+    before: GpuNodeStatus, after: GpuNodeStatus, is_news: bool
+) -> None:
+    """A thousand nodes would write, and the controller read, a hundred statuses a second."""
+    made = GpuNodeObject(Api(), "gpu-01", "node-uid", on_spec=lambda: None)  # type: ignore[arg-type]
+    made.report(before)
+    assert await made._wakeup.wait(0.0)
+    made.report(after)
+    assert made.status == after
+    assert await made._wakeup.wait(0.0) is is_news
+
+
+async def test_other_processes_are_written_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpunode, "PROCESS_SECONDS", 0.05)
+    made = GpuNodeObject(Api(), "gpu-01", "node-uid", on_spec=lambda: None)  # type: ignore[arg-type]
+    made.report(status(1))
+    await made._wakeup.wait()
+    made.report(status(2))
+    assert await made._wakeup.wait(5.0)
