@@ -18,17 +18,20 @@ from tests.cluster import build
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlaneOptions
 from tests.cluster.image import Image
+from tests.cluster.node import NodeOptions
 from tests.paths import ROOT
 from tests.stack import GpuNodeOptions, Stack
 from tests.stories import objects
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COMMANDS = re.findall(
     r"^    kubectl (get gpupolicy infer .+?)(?: \|.*)?$",
     (ROOT / "docs/policies.md").read_text(),
     re.MULTILINE,
 )
+LONG_SECONDS = 240.0
+"""Kueue and its webhooks come before anything of ours happens."""
 TEAM = "team"
 IMAGE = "docker.io/local/kueue"
 OFFER = {"deviceClassName": "queued", "extendedResourceName": "example.com/queued"}
@@ -60,7 +63,10 @@ def kueue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         stack = Stack(cluster)
         stack.install()
         stack.start_controller()
-        stack.add_nodes(GpuNodeOptions(name="gpu-01", gpus=3))
+        # Kueue writes its certificate into a secret that its pod has mounted; a kubelet looks at those when it syncs.
+        (node,) = cluster.add_nodes(NodeOptions("gpu-01", kubelet_configuration={"syncFrequency": "2s"}))
+        stack.make_cards(GpuNodeOptions(name=node.name, gpus=3), node)
+        stack.start_agent(node)
         with cluster.namespace(TEAM):
             for name, policy in POLICIES.items():
                 stack.apply(policy)
@@ -112,8 +118,11 @@ def install(stack: Stack, directory: Path) -> None:
             "manager": {
                 "image": {"repository": IMAGE, "tag": "1", "pullPolicy": "Never"},
                 "podSecurityContext": {"runAsNonRoot": True, "runAsUser": 65532},
+                "resources": {"limits": {"memory": "2Gi"}},
             },
-            "readinessProbe": {"initialDelaySeconds": 1},
+            # Without its webhooks no Job can be made, and on a busy machine a probe may have to wait.
+            "readinessProbe": {"initialDelaySeconds": 2, "timeoutSeconds": 15, "failureThreshold": 60},
+            "livenessProbe": {"initialDelaySeconds": 15, "timeoutSeconds": 15, "failureThreshold": 60},
         },
         "managerConfig": {"controllerManagerConfigYaml": yaml.safe_dump(merged(stack))},
     }
@@ -133,7 +142,7 @@ def install(stack: Stack, directory: Path) -> None:
         stack.wait(
             lambda: stack.get(deployment, "-n", "kueue-system")["status"].get("readyReplicas") == 1,
             "Kueue",
-            120,
+            LONG_SECONDS,
         )
     except TimeoutError as error:
         log = stack.kubectl("logs", "-n", "kueue-system", deployment, "--tail=30")
@@ -177,6 +186,12 @@ def said(stack: Stack, name: str, condition: str) -> tuple[str, str]:
     return next(((c["status"], c["message"]) for c in conditions if c["type"] == condition), ("", ""))
 
 
+def usage(stack: Stack) -> list[tuple[str, str]]:
+    """What Kueue counts of the first policy: name and number."""
+    flavors = stack.get("clusterqueue", "queued")["status"].get("flavorsUsage", [])
+    return [(r["name"], r["total"]) for flavor in flavors for r in flavor["resources"]]
+
+
 def phases(stack: Stack, name: str) -> list[str]:
     """The phases of the pods of a Job."""
     return [p["status"]["phase"] for p in stack.get("pods", "-A", "-l", f"job-name={name}")]
@@ -185,10 +200,9 @@ def phases(stack: Stack, name: str) -> list[str]:
 def test_r41_jobs_wait_for_devices_by_claim_and_by_name_alike(kueue: Stack) -> None:
     """A Job that claims both cards runs; two more are held back without a pod, and run once it has gone."""
     kueue.apply(objects.template("both", TEAM, "queued", count=2), job("first", template="both"))
-    kueue.wait(lambda: phases(kueue, "first") == ["Running"], "the first Job to run")
+    kueue.wait(lambda: phases(kueue, "first") == ["Running"], "the first Job to run", LONG_SECONDS)
     assert said(kueue, "first", "Admitted")[0] == "True"
-    (used,) = kueue.get("clusterqueue", "queued")["status"]["flavorsUsage"][0]["resources"]
-    assert (used["name"], used["total"]) == ("example.com/queued", "2")
+    kueue.wait(lambda: usage(kueue) == [("example.com/queued", "2")], "the ClusterQueue to count two devices")
 
     kueue.apply(
         objects.template("one", TEAM, "queued"),
@@ -207,8 +221,8 @@ def test_r41_jobs_wait_for_devices_by_claim_and_by_name_alike(kueue: Stack) -> N
 
     kueue.kubectl("delete", "job", "first", "-n", TEAM)
     for name in ("by-claim", "by-name"):
-        kueue.wait(lambda name=name: phases(kueue, name) == ["Running"], f"{name} to run")
-    assert kueue.policy_row("queued")[4:7] == ["2", "2", "0"]
+        kueue.wait(lambda name=name: phases(kueue, name) == ["Running"], f"{name} to run", LONG_SECONDS)
+    kueue.wait(lambda: kueue.policy_row("queued")[4:7] == ["2", "2", "0"], "the policy to count the same")
 
 
 def test_r41_what_a_claim_may_not_say(kueue: Stack) -> None:
@@ -229,7 +243,7 @@ def test_r41_without_an_extended_name_the_implicit_one_counts(kueue: Stack) -> N
     name = "deviceclass.resource.kubernetes.io/plain"
     where = {"namespace": "default", "queue": "plain"}
     kueue.apply(job("by-implicit-name", limits={name: 1}, **where))
-    kueue.wait(lambda: phases(kueue, "by-implicit-name") == ["Running"], "the Job to run")
+    kueue.wait(lambda: phases(kueue, "by-implicit-name") == ["Running"], "the Job to run", LONG_SECONDS)
     kueue.apply(objects.template("plain", "default", "plain"), job("second", template="plain", **where))
     kueue.wait(
         lambda: f"insufficient unused quota for {name}" in said(kueue, "second", "QuotaReserved")[1],

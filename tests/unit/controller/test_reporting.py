@@ -1,0 +1,51 @@
+"""What the status of a policy is composed of where the parts compete for room."""
+
+import datetime as dt
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpupolicy.controller import reporting
+from gpupolicy.controller.judging import Case
+from gpupolicy.controller.world import World
+from gpupolicy.core import acceptance, classes, policies
+
+NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+def status(spec: dict[str, Any]) -> Any:
+    """The status of a policy on a cluster without nodes."""
+    world = World()
+    world.put_policy({"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": spec})
+    entry = world.policies["p"]
+    case = Case(entry, acceptance.Acceptance(), policies.view(entry.policy))
+    case = replace(case, wishes=classes.desired(entry.policy))
+    return reporting.policy_status(case, [], world, cases={"p": case}, dropped={}, now=NOW)
+
+
+@pytest.mark.parametrize("mode", ["Apply", "Plan"])
+@pytest.mark.parametrize("count", [1, 16])
+def test_many_classes_do_not_crowd_out_the_queues(mode: str, count: int) -> None:
+    offers = [{"deviceClassName": f"c{i}", "extendedResourceName": f"x.com/c{i}"} for i in range(count)]
+    found = [e.name for e in status({"offers": offers, "rollout": {"mode": mode}}).examples]
+
+    assert len(found) <= reporting.EXAMPLE_LIMIT
+    assert found[-2:] == ["kueue", "kueue-configuration"]
+    assert found[0] == ("DeviceClass c0" if mode == "Plan" else "c0-limits")
+
+
+def test_where_nothing_can_be_queued_the_room_is_for_others() -> None:
+    offers = [{"deviceClassName": f"{'c' * 64}{i}"} for i in range(16)]
+
+    assert len(status({"offers": offers}).examples) == reporting.EXAMPLE_LIMIT
+
+
+def test_findings_stand_in_the_condition_and_refuse_nothing() -> None:
+    said = {
+        c.type: (c.status, c.reason)
+        for c in status({"offers": [{"deviceClassName": n} for n in "ab"]}).conditions
+    }
+
+    assert said["Reviewed"] == ("False", "QuotaName")
+    assert said["Accepted"] == ("True", "Accepted")
