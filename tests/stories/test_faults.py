@@ -5,6 +5,7 @@ One node with four cards, its agent and the controller as processes beside the c
 
 import itertools
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from tests.cluster.node import Node
 from tests.cluster.process import Daemon
-from tests.stack import GpuNodeOptions, Stack
+from tests.stack import NAMESPACE, GpuNodeOptions, Stack
 from tests.stories import objects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -170,3 +171,43 @@ def test_a_taken_port_costs_no_card(stack: Stack, node: Node, namespace: str) ->
             stack.wait(lambda: readyz(port) == (200, "ok"), "the port to be used")
         finally:
             agent.stop()
+
+
+ACCOUNTS = ("gpupolicy-controller", "gpupolicy-agent")
+REFUSED_SECONDS = 45.0
+MOST_LINES = 12
+"""The lease, the work and each watch say it once; nobody says it at every attempt."""
+
+
+def test_tokens_that_end(stack: Stack, node: Node, namespace: str) -> None:
+    """Both accounts are made anew: 401 to everything, for longer than any read-again period; then the files are replaced.
+
+    Nobody restarts, nobody fills the log, what was prepared stays, and all goes on with the new tokens.
+    """
+    runs(stack, namespace, "before")
+    daemons = [stack.cluster.find_daemon("controller"), stack.agent(NAME)]
+    pids = [daemon.pid for daemon in daemons]
+    marks = [len(daemon.log.read_text()) for daemon in daemons]
+    for account in ACCOUNTS:
+        stack.kubectl("delete", "serviceaccount", account, "-n", NAMESPACE)
+        stack.kubectl("create", "serviceaccount", account, "-n", NAMESPACE)
+
+    def log(index: int) -> str:
+        return daemons[index].log.read_text()[marks[index] :]
+
+    # The agent asks for little at rest; a pod makes it ask.
+    stack.apply(objects.pod("meanwhile", namespace, limits={"nvidia.com/gpu": 1}))
+    stack.wait(lambda: all("Unauthorized" in log(i) for i in (0, 1)), "both to be refused", 120)
+    time.sleep(REFUSED_SECONDS)
+    for index, daemon in enumerate(daemons):
+        told = [line for line in log(index).splitlines() if '"level": "info"' not in line]
+        assert len(told) <= MOST_LINES, f"{daemon.name} says {len(told)} times that it is refused"
+
+    access = stack.cluster.service_account_kubeconfig
+    access(NAMESPACE, "gpupolicy-controller", expiration_seconds=24 * 3600).rotate()
+    access(NAMESPACE, "gpupolicy-agent", node=NAME, expiration_seconds=24 * 3600).rotate()
+    stack.wait_pods(namespace, 2, seconds=150)
+    stack.wait(lambda: stack.policy_row("train")[4:6] == ["4", "2"], "the controller to count again", 90)
+    runs(stack, namespace, "after")
+    assert [daemon.pid for daemon in daemons] == pids
+    assert all(daemon.alive for daemon in daemons)

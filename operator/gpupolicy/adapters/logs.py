@@ -11,7 +11,9 @@ import json
 import logging
 import secrets
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
 
 _operation: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("operation", default=None)
 
@@ -28,6 +30,39 @@ def operation(subject: str) -> Iterator[None]:
         yield
     finally:
         _operation.reset(token)
+
+
+REMIND_SECONDS: Final = 600.0
+"""How soon a trouble that lasts is said again: a log that was cut meanwhile would not show it."""
+
+
+class Trouble:
+    """Something that is tried again and again: said when it begins, when it becomes another one, and when it is over.
+
+    Args:
+        logger: where it is said; repetitions go there at level debug.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._kind = ""
+        self._told_at = 0.0
+
+    def tell(self, kind: str, text: str, *arguments: object) -> None:
+        """Say that it failed. `kind` tells one trouble from another; it is not shown."""
+        if kind == self._kind and self._clock() - self._told_at < REMIND_SECONDS:
+            self._logger.debug(text, *arguments)
+            return
+        self._kind, self._told_at = kind, self._clock()
+        self._logger.warning(text, *arguments)
+
+    def over(self, text: str, *arguments: object) -> None:
+        """Say that it works again, if it did not."""
+        if self._kind:
+            self._kind = ""
+            self._logger.info(text, *arguments)
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,8 +13,7 @@ import contextlib
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from gpupolicy.adapters.files import FileError
 
@@ -24,7 +23,9 @@ _NOTE_BYTES: Final = 200
 
 
 class NodeLock:
-    """The lock of one node, as one process sees it; as a context it is given back at the end.
+    """The lock of one node, as one process sees it.
+
+    An agent does not give it back: it ends with the process, and so with whatever call of the driver still hangs in it.
 
     Args:
         path: the file; its directory is made when missing.
@@ -37,16 +38,6 @@ class NodeLock:
         self._descriptor: int | None = None
         self.other = ""
         """Who has the lock while we wait, in his own words; empty when it is ours or was never asked for."""
-
-    def __enter__(self) -> Self:
-        """Take nothing yet: see `take` and `wait`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Give the lock back."""
-        self.release()
 
     def take(self) -> bool:
         """Take the lock if nobody has it; return whether it is ours now.

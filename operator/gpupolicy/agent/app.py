@@ -344,7 +344,7 @@ async def serve(options: Options) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         doors = await stack.enter_async_context(endpoints.Endpoints(options.health_port))
-        lock = stack.enter_context(NodeLock(options.lock_path, _holder(options)))
+        lock = NodeLock(options.lock_path, _holder(options))
         client = await stack.enter_async_context(
             kube.Kube.connect(options.kubeconfig, user_agent="gpupolicy-agent")
         )

@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from gpupolicy.adapters import kube
+from gpupolicy.adapters import kube, logs
 from gpupolicy.agent.state import Wakeup
 from gpupolicy.api import names
 from gpupolicy.api.node import GpuNode, GpuNodeSpec, GpuNodeStatus, ProcessStatus
@@ -52,6 +52,7 @@ class GpuNodeObject:
         self._wish: GpuNodeStatus | None = None
         self._written: GpuNodeStatus | None = None
         self._wakeup = Wakeup()
+        self._trouble = logs.Trouble(_log)
         self.generation = 0
         self.problem = ""
         """Why the spec cannot be read; empty when it can."""
@@ -127,12 +128,15 @@ class GpuNodeObject:
                 await self._ensure()
                 self._wakeup.set()
             except kube.KubeError as error:
-                _log.warning("the status of GpuNode %s was not written: %s", self._node, error)
+                self._trouble.tell(
+                    _kind(error), "the status of GpuNode %s was not written: %s", self._node, error
+                )
                 self._wakeup.set()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _RETRY_SECONDS[1])
                 continue
             pause = _RETRY_SECONDS[0]
+            self._trouble.over("the status of GpuNode %s is written again", self._node)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _ensure(self) -> None:
@@ -151,7 +155,7 @@ class GpuNodeObject:
             except kube.AlreadyExists:
                 return
             except kube.KubeError as error:
-                _log.warning("GpuNode %s was not made: %s", self._node, error)
+                self._trouble.tell(_kind(error), "GpuNode %s was not made: %s", self._node, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _RETRY_SECONDS[1])
             else:
@@ -204,3 +208,7 @@ def _essence(status: GpuNodeStatus) -> GpuNodeStatus:
 
 
 _SOME: Final = ProcessStatus(pid=0)
+
+
+def _kind(error: kube.KubeError) -> str:
+    return error.reason if isinstance(error, kube.ApiError) else type(error).__name__

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gpupolicy.adapters import kube
+from gpupolicy.adapters import kube, logs
 from gpupolicy.api import names
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class NodeWatch:
         """Called when the Node is another one than the one whose UID was given out."""
         self._uid = ""
         self._absent = 0
+        self._trouble = logs.Trouble(_log)
         self.device_plugin = ""
         """What a device plugin advertises, in words; empty where none does."""
 
@@ -59,7 +60,7 @@ class NodeWatch:
             try:
                 node = await self._client.get(kube.NODES, self._node)
             except kube.KubeError as error:
-                _log.warning("Node %s cannot be read, trying again: %s", self._node, error)
+                self._trouble.tell(str(error), "Node %s cannot be read, trying again: %s", self._node, error)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             # What it says at the start is believed at once: nothing has been offered yet.
@@ -74,8 +75,9 @@ class NodeWatch:
             try:
                 node = await self._client.get(kube.NODES, self._node)
             except kube.KubeError as error:
-                _log.warning("Node %s cannot be read: %s", self._node, error)
+                self._trouble.tell(str(error), "Node %s cannot be read, trying again: %s", self._node, error)
                 continue
+            self._trouble.over("Node %s can be read again", self._node)
             if str(node["metadata"]["uid"]) != self._uid:
                 _log.warning("Node %s was deleted and made again; the agent begins anew", self._node)
                 self.on_replaced()

@@ -99,6 +99,9 @@ class Controller:
             duration_seconds=_LEASE_SECONDS,
             renew_seconds=_RENEW_SECONDS,
         )
+        self._trouble = logs.Trouble(logger)
+        self._refused: set[reconcile.Key] = set()
+        """Keys whose last run the API server did not answer, or not let in."""
         self.metrics = metrics.for_controller(self.world, self.queue, lambda: self._election.leads)
         self.reconciler = reconcile.Reconciler(
             client,
@@ -171,7 +174,13 @@ class Controller:
         except kube.ApiError as error:
             least = error.retry_after_seconds if isinstance(error, kube.TooManyRequests) else 0.0
             seconds = self.queue.retry(key, at_least_seconds=least)
-            logger.warning("%s %s failed and is tried again in %.1f seconds: %s", *key, seconds, error)
+            text = "%s %s failed and is tried again in %.1f seconds: %s"
+            if isinstance(error, kube.Unauthorized | kube.Unavailable):
+                # It is the same for all keys, and every one of them would say it at every attempt.
+                self._refused.add(key)
+                self._trouble.tell(error.reason, text, *key, seconds, error)
+            else:
+                logger.warning(text, *key, seconds, error)
         except asyncio.CancelledError:
             self.queue.done(key)
             raise
@@ -181,7 +190,14 @@ class Controller:
             logger.exception("%s %s failed and is tried again in %.1f seconds", *key, seconds)
         else:
             self.queue.done(key)
+            self._note_success(key)
             logger.debug("%s %s is in line, after %.3f seconds", *key, time.monotonic() - began)
+
+    def _note_success(self, key: reconcile.Key) -> None:
+        if key in self._refused:
+            self._refused.discard(key)
+            if not self._refused:
+                self._trouble.over("The API server takes all requests again")
 
     def _overdue(self) -> str | None:
         seconds = self.queue.oldest_seconds() if self._election.leads else 0.0

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from gpupolicy.adapters import (
     kube,  # Before kopf: this makes kopf's import of kubernetes_asyncio a cheap one.
+    logs,
 )
 from gpupolicy.adapters.kube import backoff
 from gpupolicy.api import names
@@ -114,14 +115,16 @@ class PolicyWatch:
 
     async def _list_forever(self) -> None:
         pause = backoff.Backoff(0.5, 30.0)
+        trouble = logs.Trouble(logger)
         while True:
             try:
                 await self._list()
             except kube.ApiError as error:
-                logger.warning("The policies cannot be listed: %s", error)
+                trouble.tell(error.reason, "The policies cannot be listed: %s", error)
                 await asyncio.sleep(pause.next_seconds())
                 continue
             pause.reset()
+            trouble.over("The policies can be listed again")
             self.synced.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LIST_SECONDS):

@@ -99,3 +99,32 @@ async def test_operations_at_one_time_do_not_see_each_other(lines: Lines) -> Non
         assert lines.of(f"{name} begins") == lines.of(f"{name} ends")
         assert lines.of(f"{name} ends")[1] == f"node {name}"
     assert lines.of("a ends")[0] != lines.of("b ends")[0]
+
+
+def test_a_trouble_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    trouble = logs.Trouble(logging.getLogger("t"), clock=lambda: now)
+
+    def said() -> list[tuple[str, str]]:
+        found = [(r.levelname, r.getMessage()) for r in caplog.records]
+        caplog.clear()
+        return found
+
+    with caplog.at_level(logging.DEBUG, logger="t"):
+        trouble.over("it works again")
+        assert said() == []
+        trouble.tell("a", "attempt %d failed", 1)
+        assert said() == [("WARNING", "attempt 1 failed")]
+        now = 599.0
+        trouble.tell("a", "attempt %d failed", 2)
+        assert said() == [("DEBUG", "attempt 2 failed")]
+        now = 600.0
+        trouble.tell("a", "attempt %d failed", 3)
+        assert said() == [("WARNING", "attempt 3 failed")]
+        trouble.tell("b", "something else failed")
+        assert said() == [("WARNING", "something else failed")]
+        trouble.over("it works %s", "again")
+        trouble.over("it works %s", "again")
+        assert said() == [("INFO", "it works again")]
+        trouble.tell("b", "something else failed")
+        assert said() == [("WARNING", "something else failed")]

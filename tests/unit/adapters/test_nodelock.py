@@ -53,15 +53,16 @@ async def test_the_end_of_a_killed_process_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "agent.lock"
     process = other_process(path)
     try:
-        with NodeLock(path, "ours") as lock:
-            assert not lock.take()
-            assert lock.other == "process of the test"
-            waiting = asyncio.create_task(lock.wait())
-            await asyncio.sleep(0.5)
-            assert not waiting.done()
-            process.kill()
-            await asyncio.wait_for(waiting, 10)
-            assert lock.take()
+        lock = NodeLock(path, "ours")
+        assert not lock.take()
+        assert lock.other == "process of the test"
+        waiting = asyncio.create_task(lock.wait())
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        process.kill()
+        await asyncio.wait_for(waiting, 10)
+        assert lock.take()
+        lock.release()
         assert NodeLock(path, "next").take()
     finally:
         process.kill()

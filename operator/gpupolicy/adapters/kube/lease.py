@@ -26,6 +26,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from gpupolicy.adapters import logs
 from gpupolicy.adapters.kube import backoff, client, errors, resources, wire
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class LeaderElection:
         self._clock = clock
         self._wall_clock = wall_clock
         self._lease: wire.Object | None = None
+        self._trouble = logs.Trouble(logger)
         self._held_since: float | None = None
         self._seen: tuple[str, float] = ("", 0.0)
 
@@ -133,10 +135,17 @@ class LeaderElection:
         while True:
             try:
                 seconds = await self._try_acquire()
+                self._trouble.over("The lease %s/%s can be read again", self._namespace, self._name)
                 if seconds is None:
                     return
             except errors.ApiError as error:
-                logger.warning("The lease %s/%s cannot be read: %s", self._namespace, self._name, error)
+                self._trouble.tell(
+                    f"read {error.reason}",
+                    "The lease %s/%s cannot be read: %s",
+                    self._namespace,
+                    self._name,
+                    error,
+                )
                 seconds = pause.next_seconds()
             else:
                 pause.reset()
@@ -188,10 +197,17 @@ class LeaderElection:
                     return
                 wait = 0.0 if held else _RETRY_SECONDS
             except errors.ApiError as error:
-                logger.warning("The lease %s/%s was not renewed: %s", self._namespace, self._name, error)
+                self._trouble.tell(
+                    f"renew {error.reason}",
+                    "The lease %s/%s was not renewed: %s",
+                    self._namespace,
+                    self._name,
+                    error,
+                )
                 wait = _RETRY_SECONDS
             else:
                 self._held_since = started
+                self._trouble.over("The lease %s/%s is renewed again", self._namespace, self._name)
                 wait = self._renew_seconds
 
     async def _still_ours(self, timeout_seconds: float) -> bool | None:
