@@ -28,7 +28,7 @@ def advertised(node: Mapping[str, Any]) -> str:
     found = {
         name: amount
         for name, amount in allocatable.items()
-        if name.startswith(names.NVIDIA_RESOURCE_PREFIX) and amount not in ("0", 0)
+        if name.startswith(names.DEVICE_PLUGIN_RESOURCES) and amount not in ("0", 0)
     }
     return ", ".join(f"{name}: {amount}" for name, amount in sorted(found.items()))
 

@@ -38,8 +38,9 @@ RETIRING_TAINT: Final = f"{GROUP}/retiring"
 
 UNHEALTHY_TAINT: Final = f"{GROUP}/unhealthy"
 
-NVIDIA_RESOURCE_PREFIX: Final = "nvidia.com/"
-"""Extended resources of NVIDIA's device plugin begin with this."""
+DEVICE_PLUGIN_RESOURCES: Final = ("nvidia.com/gpu", "nvidia.com/mig-", "nvidia.com/vgpu")
+"""How extended resources begin that device plugins make of NVIDIA's GPUs: whole, shared or virtual ones, MIG instances.
+Network cards have names with the same domain, such as `nvidia.com/hostdev`, on most nodes with both."""
 
 DEVICE_PLUGIN_RESOURCE: Final = "nvidia.com/gpu"
 
