@@ -29,6 +29,7 @@ from gpupolicy.controller.planning import PlannedNode, Planning
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.world import World
 from gpupolicy.core import classes, render, rollout
+from gpupolicy.core.observation import ObservedNode
 from gpupolicy.core.refusals import Refusal
 
 logger = logging.getLogger(__name__)
@@ -272,8 +273,7 @@ class Reconciler:
             node = self._world.nodes.get(name)
             if node is None:
                 continue
-            moment = render.parse_timestamp(node.last_observed_time)
-            is_stale = moment is None or self._clock() - moment > self._stale_after
+            is_stale = self._believed_seconds(node) <= 0
             self._world.note_staleness(name, is_stale=is_stale)
             fact = self._planning.facts(name, case, is_stale=is_stale)
             if fact is not None:
@@ -283,11 +283,24 @@ class Reconciler:
 
     def _schedule_staleness(self, policy: str, facts: list[rollout.NodeFacts]) -> None:
         """Look again when the next agent of these nodes would have been silent for too long."""
-        living = (f.node.last_observed_time for f in facts if f.wanted and not f.is_stale)
-        due = min((m for text in living if (m := render.parse_timestamp(text)) is not None), default=None)
+        living = (self._believed_seconds(f.node) for f in facts if f.wanted and not f.is_stale)
+        due = min(living, default=None)
         if due is not None:
-            seconds = (due + self._stale_after - self._clock()).total_seconds()
-            self._queue.add(policy_key(policy), after_seconds=max(0.0, seconds) + 1.0)
+            self._queue.add(policy_key(policy), after_seconds=max(0.0, due) + 1.0)
+
+    def _believed_seconds(self, node: ObservedNode) -> float:
+        """Return for how long an agent that says nothing more is still believed.
+
+        What it wrote before we looked can be dated by its own clock only; from its next word on ours counts.
+        """
+        limit = self._stale_after.total_seconds()
+        seconds, is_heard = self._world.silence(node.name)
+        if is_heard:
+            return limit - seconds
+        moment = render.parse_timestamp(node.last_observed_time)
+        if moment is None:
+            return 0.0
+        return min(limit - seconds, limit - (self._clock() - moment).total_seconds())
 
     async def _node(self, name: str) -> None:
         node = self._world.nodes.get(name)

@@ -6,8 +6,9 @@ seen to go stays gone. A policy that is being deleted counts as gone, because no
 """
 
 import functools
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -57,9 +58,14 @@ class PolicyEntry:
 
 
 class World:
-    """The copies."""
+    """The copies.
 
-    def __init__(self) -> None:
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.policies: dict[str, PolicyEntry] = {}
         self.labels: dict[str, Mapping[str, str]] = {}
         """Labels of every node."""
@@ -70,6 +76,8 @@ class World:
         """What enforces `spec.access` of all policies."""
         self._reader = Reader()
         self._silent: set[str] = set()
+        self._heard: dict[str, tuple[float, bool]] = {}
+        """When an agent said something last, and whether we were there or found it said."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         """UIDs of objects that went, the latest last."""
         self._access_gone: OrderedDict[str, int] = OrderedDict()
@@ -136,8 +144,18 @@ class World:
         if node.uid in self._gone or (old is not None and _is_older(node, old)):
             return False
         self.nodes[node.name] = node
+        if old is None or node.last_observed_time != old.last_observed_time:
+            self._heard[node.name] = self._clock(), old is not None
         # A mere sign of life is no news, unless the node was given up for silent.
         return old is None or node.name in self._silent or not node.says_the_same_as(old)
+
+    def silence(self, node: str) -> tuple[float, bool]:
+        """Return for how many seconds a node's agent has said nothing, and whether we heard it speak ourselves.
+
+        By our own clock: that of the node may be wrong by any amount, and ours may be set.
+        """
+        at, is_heard = self._heard.get(node, (self._clock(), False))
+        return self._clock() - at, is_heard
 
     def note_staleness(self, node: str, *, is_stale: bool) -> None:
         """Remember whether a node's agent is considered silent, so that its next word is news."""
@@ -151,6 +169,7 @@ class World:
             return False
         del self.nodes[name]
         self._silent.discard(name)
+        self._heard.pop(name, None)
         return True
 
     def put_class(self, live: LiveClass) -> bool:
