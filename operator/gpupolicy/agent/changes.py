@@ -137,11 +137,17 @@ async def _carry_out(
     _log.info("card %d (%s): %s", gpu.index, gpu.uuid, ", ".join(map(str, decision.steps)) or "adopt")
     progress = _Progress([])
     for step in decision.steps:
-        if not await _perform(cards, step, progress):
+        taken = progress.taken
+        goes_on = await _perform(cards, step, progress)
+        if progress.taken != taken:
+            # At once: whatever comes next may fail or never come, and what stands there must not be taken for ours.
+            proven = tuple(e for e in intent.instances if (e.profile_id, e.placement) not in progress.taken)
+            intent = replace(intent, instances=proven)
+            await state.save_gpu(intent)
+        if not goes_on:
             break
     after = await cards.read(gpu.uuid)
-    proven = tuple(e for e in intent.instances if (e.profile_id, e.placement) not in progress.taken)
-    await state.save_gpu(ownership.settled(replace(intent, instances=proven), after))
+    await state.save_gpu(ownership.settled(intent, after))
     if not progress.failures:
         return None
     text = "; ".join(progress.failures)

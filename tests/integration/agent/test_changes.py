@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from gpupolicy.adapters.nvml import events
+from gpupolicy.adapters.nvml.errors import NvmlError
 from gpupolicy.agent import reconcile
-from gpupolicy.core.inventory import Placement
+from gpupolicy.core.inventory import Gpu, Instance, Placement
 from tests.integration.agent.agent_node import AgentNode
 from tests.paths import ROOT
 
@@ -260,3 +261,40 @@ async def test_a_foreign_instance_survives_every_interruption(tmp_path: Path) ->
         await node.restart()
         await node.until(lambda: node.wish.status is not None and node.card(0).reason == "OwnershipConflict")
         assert foreign.uuid in {i.uuid for i in node.card(0).instances}
+
+
+async def test_an_instance_that_somebody_made_in_our_place_is_never_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came between the look and the deed, and then the card could not be read: the intent alone proves nothing."""
+    node = AgentNode(tmp_path)
+    node.simulator.create()
+    async with node:
+        node.want(0, ("1g.10gb", 1))
+        await node.until_applied(0)
+        create, read = node.nvml.create_instance, node.nvml.read
+        beaten: list[Instance] = []
+        unreadable = [False]
+
+        async def create_after_somebody_else(uuid: str, profile_id: int, placement: Placement) -> Instance:
+            if not beaten:
+                beaten.append(await create(uuid, profile_id, placement))
+                unreadable[0] = True
+            return await create(uuid, profile_id, placement)
+
+        async def read_once_more(uuid: str) -> Gpu:
+            if unreadable[0]:
+                unreadable[0] = False
+                raise NvmlError("nvmlDeviceGetUUID", 999, "unknown error")
+            return await read(uuid)
+
+        monkeypatch.setattr(node.nvml, "create_instance", create_after_somebody_else)
+        monkeypatch.setattr(node.nvml, "read", read_once_more)
+        node.want(0, ("1g.10gb", 2), revision="r2")
+        await node.until(lambda: node.card(0).reason == "OwnershipConflict")
+        node.want(0, ("7g.80gb", 1), revision="r3")
+        await node.until(lambda: node.card(0).reason == "OwnershipConflict")
+        await node.restart()
+        await node.until(lambda: node.wish.status is not None and node.card(0).reason == "OwnershipConflict")
+        standing = {i.uuid: i.ownership for i in node.card(0).instances}
+        assert standing[beaten[0].uuid] == "Foreign"
