@@ -33,6 +33,7 @@ static void drop_words(struct command_line *line, int position, int count)
     line->count -= count;
     memmove(&line->words[position], &line->words[position + count],
             sizeof(*line->words) * (size_t)(line->count - position));
+    line->words[line->count] = NULL; /* What is left may become the words of a command. */
 }
 
 const char *take_option(struct command_line *line, const char *name)

@@ -262,6 +262,13 @@ def test_a_kernel_without_modules_can_be_given_some(node: Simulator) -> None:
     assert done.stdout.splitlines()[-1] == "cat"
 
 
+@pytest.mark.parametrize("options", [[], ["--modules"]])
+def test_a_command_gets_its_own_words_and_no_others(node: Simulator, options: list[str]) -> None:
+    words = ["one", "--dir", "--", "last"]
+    done = node.execute(["sh", "-c", 'printf "%s\\n" "$@"', "sh", *words], options=options)
+    assert done.stdout.splitlines() == words
+
+
 def test_exec_reports_what_it_cannot_run(node: Simulator, tmp_path: Path) -> None:
     done = node.execute(["no-such-program"])
     assert (done.returncode, "no-such-program" in done.stderr) == (2, True)
