@@ -165,20 +165,60 @@ static nvmlReturn_t destroy_instance(const struct card *card, nvmlGpuInstance_t 
     return NVML_SUCCESS;
 }
 
+/* Two profiles may fill an instance: the one with more multiprocessors, of equals the newer, is the default. */
+static int is_larger(const nvmlComputeInstanceProfileInfo_v2_t *profile, const nvmlComputeInstanceProfileInfo_v2_t *other)
+{
+    return profile->sliceCount != other->sliceCount ? profile->sliceCount > other->sliceCount
+                                                    : profile->multiprocessorCount >= other->multiprocessorCount;
+}
+
+/* The profile with this id, or without `id` the default. */
+static nvmlComputeInstanceProfileInfo_v2_t compute_profile(nvmlGpuInstance_t instance, const char *id)
+{
+    nvmlComputeInstanceProfileInfo_v2_t profile = {.version = CI_VERSION}, found = profile;
+    for (unsigned int e = 0; e < NVML_COMPUTE_INSTANCE_PROFILE_COUNT; e++)
+        if (nvmlGpuInstanceGetComputeInstanceProfileInfoV(instance, e, 0, &profile) == NVML_SUCCESS &&
+            (id && *id ? profile.id == strtoul(id, NULL, 10) : is_larger(&profile, &found)))
+            found = profile;
+    return found;
+}
+
+static nvmlReturn_t list_compute_profiles(const struct card *card, nvmlGpuInstance_t instance,
+                                          const nvmlGpuInstanceProfileInfo_v2_t *parent, void *context)
+{
+    (void)parent;
+    struct instance_walk *walk = context;
+    nvmlGpuInstanceInfo_t info;
+    nvmlReturn_t result = nvmlGpuInstanceGetInfo(instance, &info);
+    if (result != NVML_SUCCESS || !listed(walk->instances, info.id))
+        return result;
+    if (walk->seen++ == 0) {
+        puts("| Compute instance profiles:                                                           |");
+        puts("| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       |");
+        puts("|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  |");
+        puts("|         ID                                                          CE    JPEG       |");
+    }
+    unsigned int usual = compute_profile(instance, NULL).id;
+    for (unsigned int e = 0; e < NVML_COMPUTE_INSTANCE_PROFILE_COUNT; e++) {
+        nvmlComputeInstanceProfileInfo_v2_t profile = {.version = CI_VERSION};
+        unsigned int capacity = 0;
+        if (nvmlGpuInstanceGetComputeInstanceProfileInfoV(instance, e, 0, &profile) != NVML_SUCCESS)
+            continue;
+        nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, profile.id, &capacity);
+        printf("| %3u     %2u       %-18s %2u%c     %u/%-2u         %3u       %2u    %2u    %2u   |\n", card->index, info.id,
+               profile.name, profile.id, profile.id == usual ? '*' : ' ', capacity, profile.instanceCount,
+               profile.multiprocessorCount, profile.sharedDecoderCount, profile.sharedEncoderCount,
+               profile.sharedOfaCount);
+        printf("| %70u    %2u         |\n", profile.sharedCopyEngineCount, profile.sharedJpegCount);
+    }
+    return NVML_SUCCESS;
+}
+
 static nvmlReturn_t create_compute(const struct card *card, nvmlGpuInstance_t instance, const char *list)
 {
     nvmlGpuInstanceInfo_t info;
-    nvmlComputeInstanceProfileInfo_v2_t profile = {.version = CI_VERSION}, largest = profile;
+    nvmlComputeInstanceProfileInfo_v2_t largest = compute_profile(instance, list);
     nvmlReturn_t result = nvmlGpuInstanceGetInfo(instance, &info);
-    for (unsigned int e = 0; result == NVML_SUCCESS && e < NVML_COMPUTE_INSTANCE_PROFILE_COUNT; e++) {
-        if (nvmlGpuInstanceGetComputeInstanceProfileInfoV(instance, e, 0, &profile) != NVML_SUCCESS)
-            continue;
-        /* Two profiles may fill an instance: the one with more multiprocessors, of equals the newer, is the default. */
-        int larger = profile.sliceCount != largest.sliceCount ? profile.sliceCount > largest.sliceCount
-                                                              : profile.multiprocessorCount >= largest.multiprocessorCount;
-        if (list && *list ? profile.id == strtoul(list, NULL, 10) : larger)
-            largest = profile;
-    }
     nvmlComputeInstance_t created;
     nvmlComputeInstanceInfo_t made;
     if (result == NVML_SUCCESS)
@@ -298,7 +338,10 @@ int run_mig(int count, char **words)
     struct instance_walk removal = {instances, 0};
     struct creation creation = {instances, create_ci, 0};
     for (int i = 0; i < found && result == NVML_SUCCESS; i++) {
-        if (option(count, words, "-lgi", "--list-gpu-instances")) {
+        if (option(count, words, "-lcip", "--list-compute-instance-profiles")) {
+            result = visit_instances(&cards[i], list_compute_profiles, &removal);
+            seen = removal.seen;
+        } else if (option(count, words, "-lgi", "--list-gpu-instances")) {
             result = visit_instances(&cards[i], print_instance, &seen);
         } else if (option(count, words, "-lci", "--list-compute-instances") || walk.destroy) {
             result = visit_instances(&cards[i], walk_computes, &walk);
@@ -313,7 +356,7 @@ int run_mig(int count, char **words)
             result = visit_instances(&cards[i], destroy_instance, &removal);
             seen = removal.seen;
         } else {
-            give_up(2, "Invalid combination of input arguments. Known: -lgip -lgipp -lgi -lci -cgi -cci -dgi -dci");
+            give_up(2, "Invalid combination of input arguments. Known: -lgip -lgipp -lgi -lcip -lci -cgi -cci -dgi -dci");
         }
     }
     /* Cards with MIG off have no instances; that is no reason to fail on the others. */

@@ -17,6 +17,7 @@ nvmlReturn_t nvmlShutdown(void);
 nvmlReturn_t nvmlSystemGetDriverVersion(char *, unsigned int);
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *);
 nvmlReturn_t nvmlSystemGetProcessName(unsigned int, char *, unsigned int);
+nvmlReturn_t nvmlSystemGetNVMLVersion(char *, unsigned int);
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *);
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, nvmlDevice_t *);
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *, nvmlDevice_t *);
@@ -54,6 +55,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t, unsigned int, nvmlGpuInstan
 nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t, nvmlGpuInstanceInfo_t *);
 nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t);
 nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t, unsigned int, unsigned int, nvmlComputeInstanceProfileInfo_v2_t *);
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t, unsigned int, unsigned int *);
 nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t, unsigned int, nvmlComputeInstance_t *, unsigned int *);
 nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t, unsigned int, nvmlComputeInstance_t *);
 nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t, nvmlComputeInstanceInfo_t *);
@@ -78,7 +80,9 @@ int cards_named(const char *list, struct card cards[MAX_GPUS]);
 const char *option(int count, char **words, const char *name, const char *alias);
 
 int list_cards(void);
+int list_fields(void);
 int show_table(void);
+int show_versions(void);
 int query_gpu(const char *fields, const char *format, const char *which);
 int query_compute_apps(const char *fields, const char *format, const char *which);
 int run_mig(int count, char **words);

@@ -61,6 +61,60 @@ def test_queries(smi: Smi) -> None:
     assert smi.lines(apps, "--format=csv,noheader") == [f"4711, {uuid}, trainer, 100 MiB"]
 
 
+def test_what_parsers_of_the_output_ask_for(smi: Smi) -> None:
+    """The queries of widely used Python packages and exporters, word for word."""
+    smi.node.add_client(1, 4711, memory_mib=100, name="trainer")
+    cards = (
+        "index,uuid,utilization.gpu,memory.total,memory.used,memory.free,driver_version,name,gpu_serial,"
+        "display_active,display_mode,temperature.gpu"
+    )
+    rows = smi.lines(f"--query-gpu={cards}", "--format=csv,noheader,nounits")
+    assert [row.split(", ")[0] for row in rows] == ["0", "1"]
+    assert rows[0].split(", ")[-3:] == ["Disabled", "Disabled", "31"]
+    processes = "pid,process_name,gpu_uuid,gpu_name,used_memory"
+    gpu = smi.node.gpu(1)
+    assert smi.lines(f"--query-compute-apps={processes}", "--format=csv,noheader,nounits") == [
+        f"4711, trainer, {gpu['uuid']}, {gpu['name']}, 100"
+    ]
+    header, *rows = smi.lines(f"--query-compute-apps={processes}", "--format=csv")
+    assert header == "pid, process_name, gpu_uuid, gpu_name, used_gpu_memory [MiB]"
+    assert rows[0].endswith(", 100 MiB")
+
+
+def test_a_field_that_is_not_simulated_is_not_available_and_a_wrong_one_is_an_error(smi: Smi) -> None:
+    header, row, _ = smi.lines("--query-gpu=clocks.sm,pstate,fan.speed,pcie.link.gen.max", "--format=csv")
+    assert header == "clocks.sm [MHz], pstate, fan.speed [%], pcie.link.gen.max"
+    assert row == "[N/A], [N/A], [N/A], [N/A]"
+    code, printed = smi("--query-gpu=index,dance", "--format=csv")
+    assert (code, '"dance" is not a valid field' in printed) == (2, True)
+    assert smi("--query-compute-apps=pid,dance", "--format=csv")[0] == 2
+
+
+def test_the_fields_that_are_listed_can_be_queried(smi: Smi) -> None:
+    listed = [line.strip('"') for line in smi.lines("--help-query-gpu") if line.startswith('"')]
+    (row,) = smi.lines(f"--query-gpu={','.join(listed)}", "--format=csv,noheader", "-i", 1)
+    values = dict(zip(listed, row.split(", "), strict=True))
+    assert (values["pci.bus"], values["pci.domain"], values["index"]) == ("0x3B", "0x0000", "1")
+    assert "[N/A]" not in row
+
+
+def test_the_answer_can_go_to_a_file(smi: Smi, tmp_path: Path) -> None:
+    assert smi.lines("--query-gpu=index", "--format=csv,noheader", "-f", tmp_path / "answer") == []
+    assert (tmp_path / "answer").read_text() == "0\n1\n"
+
+
+@pytest.mark.parametrize("words", [("topo", "-m"), ("pmon", "-c", 1), ("nvlink", "-s")])
+def test_a_command_that_is_not_there_is_refused_and_not_taken_for_another(
+    smi: Smi, words: tuple[object, ...]
+) -> None:
+    code, printed = smi(*words)
+    assert (code, f"Invalid combination of input arguments: {words[0]}" in printed) == (2, True)
+
+
+def test_versions(smi: Smi) -> None:
+    assert "DRIVER version      : 580.65.06" in smi.lines("--version")
+
+
 def test_a_value_that_cannot_be_had_is_not_available(smi: Smi) -> None:
     smi.node.add_fault("nvmlDeviceGetMemoryInfo", code=3, gpu=0, count=-1)
     assert smi.lines("--query-gpu=memory.total", "--format=csv,noheader") == ["[N/A]", "81559 MiB"]
@@ -158,6 +212,12 @@ def test_the_default_compute_instance_has_all_multiprocessors(tmp_path: Path, mo
     """As in public transcripts of both cards, in one of which the two profiles are of the same size."""
     smi = Smi(Simulator(tmp_path / "node").create(model=model))
     smi.lines("-i", 0, "-mig", 1)
+    smi.lines("mig", "-i", 0, "-cgi", 15)
+    rows = [line.split() for line in smi.lines("mig", "-lcip")]
+    offered = [row[4:7] for row in rows if len(row) > 7 and row[3] == "MIG"]
+    assert [(name, number) for name, number, _ in offered] == [("1g.20gb", "0"), ("1g.20gb", "7*")]
+    assert {capacity for _, _, capacity in offered} == {"1/1"}
+    smi.lines("mig", "-dgi")
     made = smi.lines("mig", "-i", 0, "-cgi", 15, "-C")
     assert "using profile MIG 1g.20gb (ID  7)" in made[-1]
     assert "MIG 1g.20gb" in smi.lines("-L")[1]
