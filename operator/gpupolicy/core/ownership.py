@@ -42,7 +42,8 @@ def settled(record: GpuRecord, gpu: Gpu) -> GpuRecord:
     for entry in record.instances:
         found = standing.get((entry.profile_id, entry.placement))
         if found is not None and _is_ours(entry, found):
-            entries[entry.profile_id, entry.placement] = made(found)
+            # The UUID is the proof; while there is no compute instance, what it was is not to be forgotten.
+            entries[entry.profile_id, entry.placement] = replace(made(found), uuid=found.uuid or entry.uuid)
     instances = tuple(sorted(entries.values(), key=lambda e: (e.placement, e.profile_id)))
     return replace(record, instances=instances, mode_before=_mode_before(record, gpu), mode_intent=None)
 

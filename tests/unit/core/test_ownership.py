@@ -71,8 +71,16 @@ def test_an_instance_is_ours_where_the_record_proves_it(
     after = ownership.settled(ledger, gpu)
     assert bool(after.instances) is ours
     if ours:
-        assert after.instances == (ownership.made(gpu.instances[0]),)
+        uuid = stands.uuid or (known.uuid if known else "")
+        assert after.instances == (replace(ownership.made(gpu.instances[0]), uuid=uuid),)
         assert after.instances[0].state is InstanceState.CREATED
+
+
+def test_an_instance_that_somebody_made_where_ours_lost_its_compute_instance_is_not_ours() -> None:
+    """Ours was seen without one in between; that must not make anything ours that stands there later."""
+    seen = ownership.settled(record(entry("1g.10gb@6", uuid="MIG-ours")), card(NO_COMPUTE))
+    assert ownership.owned(card(NO_COMPUTE), seen).instances[0].ownership is Ownership.OWNED
+    assert ownership.owned(card(STANDS), seen).instances[0].ownership is Ownership.FOREIGN
 
 
 def test_what_did_not_come_about_is_forgotten() -> None:
