@@ -167,6 +167,8 @@ def test_what_the_documentation_says_about_pods_that_end_without_an_agent(instal
     """Its containers stop, but the kubelet cannot give the claim back; with an agent again the pod goes by itself."""
     stack = installed
     stack.kubectl("delete", "pod", "whole", "-n", "work", "--wait=false")
+    stack.kubectl("delete", "pod", "killed", "-n", "work", "--force", "--grace-period=0")
+    assert "killed" not in {p["metadata"]["name"] for p in stack.get("pods", "-n", "work")}
     stack.install_pods()
     stack.wait(
         lambda: "whole" not in {p["metadata"]["name"] for p in stack.get("pods", "-n", "work")},
@@ -174,8 +176,11 @@ def test_what_the_documentation_says_about_pods_that_end_without_an_agent(instal
         60,
     )
     stack.wait_policies("train", "infer")
-    # The claim goes a moment after its pod.
-    stack.wait(lambda: stack.policy_row("train")[4:6] == ["8", "4"], "its cards to be free again")
+    # A claim goes a moment after its pod.
+    stack.wait(lambda: stack.policy_row("train")[4:6] == ["8", "1"], "their cards to be free again")
+    stack.apply(objects.pod("after", "work", limits={"nvidia.com/gpu": 7}, node="gpu-01"))
+    stack.wait(lambda: is_ready(stack.get("pod", "after", "-n", "work")), "a pod on all of them", 150)
+    assert not set(cards_of(stack, "after")) & set(cards_of(stack, "meanwhile"))
 
 
 def test_deleting_everything_leaves_nothing_that_hangs(installed: Stack) -> None:
