@@ -135,23 +135,24 @@ class ClaimHandler:
         """
         for record in contents.records:
             if record.kind == CLAIM_KIND:
-                self._take_up(record)
+                self._take_up(record, standing)
         for file in contents.damaged:
             if file.kind == CLAIM_KIND and file.damage is not ledger.Damage.SET_ASIDE:
                 self._pin(file, standing)
         await asyncio.to_thread(self._remove_orphans, {*self._state.claims, *self._damaged})
         await self._restore_specs()
 
-    def _take_up(self, record: ledger.Record) -> None:
+    def _take_up(self, record: ledger.Record, standing: Mapping[str, DeviceRecord]) -> None:
         try:
             self._state.claims[record.key] = records.decode_claim(record.data)
         except ValueError as error:
             # The envelope is whole, so this release wrote it or an older one; the reader is at fault, not the disk.
             path = self._store.path(CLAIM_KIND, record.key)
             _log.error("the record of claim %s has no shape that this release knows: %s", record.key, error)
-            self._damaged[record.key] = ledger.DamagedFile(
+            file = ledger.DamagedFile(
                 path=path, kind=CLAIM_KIND, key=record.key, damage=ledger.Damage.CORRUPT, detail=str(error)
             )
+            self._pin(file, standing)
 
     def _pin(self, file: ledger.DamagedFile, standing: Mapping[str, DeviceRecord]) -> None:
         """Hold the devices of a damaged record, as far as its CDI file tells them."""

@@ -521,6 +521,25 @@ async def test_a_damaged_record_pins_its_device_and_is_kept(
     await after.ledger.aclose()
 
 
+@pytest.mark.usefixtures("impatient")
+async def test_a_record_of_another_shape_pins_its_device_too(tmp_path: Path) -> None:
+    """A later release wrote it: whole, and not to be understood."""
+    source = Claims(claim("u1", "gpu-0"), claim("u3", "gpu-0"), claim("u2", "gpu-1"))
+    before = await Node(tmp_path, source).start()
+    await before.prepare("u1")
+    data = {"uid": "u1", "namespace": "ns", "name": "claim-u1", "state": "HalfShared", "devices": []}
+    await before.ledger.write("claim", "u1", data)
+    await before.ledger.aclose()
+
+    after = await Node(tmp_path, source).start()
+    assert list(after.handler.damaged) == ["u1"]
+    assert isinstance(await after.prepare("u3"), ClaimError)
+    assert isinstance(await after.prepare("u2"), PreparedClaim)
+    assert await after.unprepare("u1") is None
+    assert isinstance(await after.prepare("u3"), PreparedClaim)
+    await after.ledger.aclose()
+
+
 CRASH = """
 import asyncio, os, sys, pathlib
 sys.path[:0] = {path!r}
