@@ -8,10 +8,11 @@ import contextlib
 import json
 import time
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
@@ -64,6 +65,10 @@ class Rest:
         """Return by how much a series of a pod grew."""
         return self.after[pod][series] - self.before[pod][series]
 
+    def cpu_percent(self, pod: str) -> float:
+        """Return which share of a core a pod used."""
+        return self.gain(pod, "process_cpu_seconds_total") / self.seconds * 100
+
     def per_minute(self, count: float) -> float:
         """Return a count as a rate."""
         return count * 60 / self.seconds
@@ -90,15 +95,17 @@ class Installed:
                 stack.add_nodes(*demo.nodes())
                 yield cls(stack)
 
-    def install(self) -> float:
-        """Install the chart and return after how many seconds all pods were ready."""
+    def install(self) -> tuple[float, float]:
+        """Install the chart and return after how many seconds all pods were ready, and what CPU time they had used."""
         if self._is_installed:
             self.stack.helm("uninstall", "gpupolicy", "--namespace", NAMESPACE, "--wait")
             self.stack.wait(lambda: not self._pods(), "all pods gone", 120)
         began = time.monotonic()
         self.stack.install_pods(seconds=_INSTALL_SECONDS)
+        seconds = time.monotonic() - began
         self._is_installed = True
-        return time.monotonic() - began
+        used = sum(found["process_cpu_seconds_total"] for found in self._metrics(self._pods()).values())
+        return seconds, used
 
     def rest(self, seconds: float) -> Rest:
         """Give the cluster policies and pods, and watch it while nothing changes; asked again, tell the same."""
@@ -160,7 +167,7 @@ def _scrape(pod: Mapping[str, Any]) -> dict[str, float]:
     """Return the series of a pod, those that differ in labels only summed up."""
     ports = pod["spec"]["containers"][0]["ports"]
     (port,) = [p["containerPort"] for p in ports if p["name"] == "health"]
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     with urllib.request.urlopen(f"http://{pod['status']['podIP']}:{port}/metrics", timeout=30) as answer:
         for family in text_string_to_metric_families(answer.read().decode()):
             for sample in family.samples:
@@ -186,19 +193,25 @@ def _is_counted(event: Mapping[str, Any]) -> bool:
 def measure_ready(session: Session) -> Iterable[Result]:
     """Install the chart a few times."""
     installed = session.installed()
-    samples = [installed.install() for _ in range(session.count(INSTALLATIONS))]
-    yield against_limit(samples, "s", READY_LIMIT_SECONDS, details={"each": [round(s, 1) for s in samples]})
+    done = [installed.install() for _ in range(session.count(INSTALLATIONS))]
+    details = {
+        "each": [round(seconds, 1) for seconds, _ in done],
+        # On a busy machine the pods wait for this, at the end of the queue: they ask for little.
+        "pods_cpu_seconds": round(median(used for _, used in done), 1),
+    }
+    yield against_limit([seconds for seconds, _ in done], "s", READY_LIMIT_SECONDS, details=details)
 
 
 def measure_controller(session: Session) -> Iterable[Result]:
     """Tell memory and CPU of the controller."""
     rest = session.installed().rest(session.idle_seconds)
     memory = rest.after[rest.controller]["process_resident_memory_bytes"] / 2**20
-    share = rest.gain(rest.controller, "process_cpu_seconds_total") / rest.seconds * 100
     yield against_limit([memory], "MiB", MEMORY_LIMIT_MIB)
-    yield against_limit(
-        [share], "%", CPU_LIMIT_PERCENT, name="cpu", details={"seconds": session.idle_seconds}
-    )
+    # What `agent-idle` leaves out: the kubelet's probes are at work here.
+    agents = median(rest.cpu_percent(pod) for pod in rest.agents.values())
+    details = {"seconds": session.idle_seconds, "agents": round(agents, 3)}
+    share = rest.cpu_percent(rest.controller)
+    yield against_limit([share], "%", CPU_LIMIT_PERCENT, name="cpu", details=details)
 
 
 def measure_requests(session: Session) -> Iterable[Result]:
