@@ -233,10 +233,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
 EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
 {
     ENTER(nvmlDeviceGetBAR1MemoryInfo, device);
-    struct gpu *gpu = call_gpu(&call, device);
+    int instance, compute;
+    struct gpu *gpu = call_device(&call, device, &instance, &compute);
     if (gpu && call_require(&call, memory != NULL, NVML_ERROR_INVALID_ARGUMENT)) {
+        int is_mig = instance != NONE;
         memory->bar1Total = 1ULL << 37;
-        memory->bar1Used = 1ULL << 20;
+        memory->bar1Used = is_mig ? 0 : 1ULL << 20;
+        /* A MIG device has as much of the window as of the card's memory. */
+        if (is_mig)
+            memory->bar1Total = memory->bar1Total / gpu_model(gpu)->memory_units * gpu->instances[instance].size;
         memory->bar1Free = memory->bar1Total - memory->bar1Used;
     }
     return call_end(&call);

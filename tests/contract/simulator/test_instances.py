@@ -113,6 +113,15 @@ def test_a_mig_device_answers_for_itself(nvml: Any, gpu: Any) -> None:
         nvml.nvmlDeviceGetAttributes_v2(gpu)
 
 
+def test_a_mig_device_has_its_share_of_the_window_to_memory(nvml: Any, gpu: Any) -> None:
+    whole = nvml.nvmlDeviceGetBAR1MemoryInfo(gpu).bar1Total
+    for profile, span, full in [(9, (4, 4), 2), (15, (0, 2), 7)]:
+        _, made, _ = cut(nvml, gpu, profile, span, full)
+        share = nvml.nvmlDeviceGetBAR1MemoryInfo(nvml.nvmlComputeInstanceGetInfo(made).device)
+        assert (share.bar1Total, share.bar1Used) == (whole * span[1] // 8, 0)
+        assert share.bar1Free == share.bar1Total
+
+
 @pytest.mark.parametrize(
     ("mode", "kept"),
     [pytest.param("dense", {0, 1}, id="renumbered"), pytest.param("sticky", {0, 2}, id="with-a-gap")],
