@@ -45,6 +45,9 @@ HOLDER_GRACE_SECONDS: Final = 2.0
 
 LOOK_AGAIN_SECONDS: Final = 0.5
 
+FETCH_SECONDS: Final = 30.0
+"""How long the API server may take for a claim."""
+
 FRESH_SECONDS: Final = 5.0
 """How old a claim's content may be when its effects begin; after a longer wait it is fetched again."""
 
@@ -308,10 +311,9 @@ class ClaimHandler:
         Raises:
             _RefusedError and the errors of the adapters: as `_prepare_or_tell` handles them.
         """
-        # Before the first observation nothing is known to exist, and every claim would be refused.
         loop = asyncio.get_running_loop()
-        fetched_at = loop.time()
-        fetched, _ = await asyncio.gather(self._fetch(ref), self._state.loaded.wait())
+        # Before the first observation nothing is known to exist, and every claim would be refused.
+        (fetched, fetched_at), _ = await asyncio.gather(self._fetch(ref), self._state.loaded.wait())
         while True:
             devices = await self._existing(fetched, ref)
             holders = claims.holders(ref.uid, devices, self._state.claims)
@@ -320,22 +322,30 @@ class ClaimHandler:
             if loop.time() - fetched_at >= FRESH_SECONDS:
                 # The claim may have been given back meanwhile, or allocated elsewhere. While the API server is away it
                 # was not.
-                fetched_at = loop.time()
-                with contextlib.suppress(kube.KubeError):
-                    fetched = await self._fetch(ref)
+                try:
+                    fetched, fetched_at = await self._fetch(ref, timeout_seconds=FRESH_SECONDS)
+                except kube.KubeError:
+                    fetched_at = loop.time()
                 continue
             async with self._state.hold({d.device.gpu_uuid for d in devices}):
                 # The world moved while we waited for the locks: a layout change may have come first.
                 again = claims.resolve(fetched, ref.uid, self._state.pool, self._state.devices)
                 taken = claims.holders(ref.uid, devices, self._state.claims)
-                if again == devices and not taken:
+                is_fresh = loop.time() - fetched_at < FRESH_SECONDS
+                if is_fresh and again == devices and not taken:
                     return await _to_the_end(self._do(ref, devices))
 
-    async def _fetch(self, ref: wire.ClaimRef) -> Mapping[str, Any]:
+    async def _fetch(
+        self, ref: wire.ClaimRef, *, timeout_seconds: float = FETCH_SECONDS
+    ) -> tuple[Mapping[str, Any], float]:
+        """Return the claim, and when the API server had answered: one that is slow is asked no more often for it."""
         try:
-            return await self._source.get(kube.RESOURCE_CLAIMS, ref.name, ref.namespace)
+            claim = await self._source.get(
+                kube.RESOURCE_CLAIMS, ref.name, ref.namespace, timeout_seconds=timeout_seconds
+            )
         except kube.NotFound as error:
             raise _RefusedError("the claim does not exist in the API server") from error
+        return claim, asyncio.get_running_loop().time()
 
     async def _existing(self, claim: Mapping[str, Any], ref: wire.ClaimRef) -> tuple[PreparedDevice, ...]:
         """Return the claim's devices, waiting a while for those that do not exist."""

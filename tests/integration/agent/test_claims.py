@@ -370,6 +370,35 @@ async def test_a_claim_that_went_while_its_device_was_waited_for_is_not_prepared
     assert (node.specs(), node.state.claims) == (set(), {})
 
 
+async def test_a_claim_that_went_while_its_card_was_being_changed_is_not_prepared(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_claims, "FRESH_SECONDS", 0.3)
+    async with node.state.hold(["GPU-0"]):
+        waiting = asyncio.ensure_future(node.prepare("u1"))
+        await asyncio.sleep(0.5)
+        del node.source.objects["claim-u1"]  # type: ignore[attr-defined]
+    answer = await waiting
+    assert isinstance(answer, ClaimError)
+    assert (node.specs(), node.state.claims) == (set(), {})
+
+
+async def test_an_api_server_that_is_slow_is_believed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is as fresh as it can be; to ask again would take as long again."""
+    monkeypatch.setattr(agent_claims, "FRESH_SECONDS", 0.2)
+    get = node.source.get  # type: ignore[attr-defined]
+    asked: list[str] = []
+
+    async def slowly(resource: Any, name: str, namespace: str | None = None, **_: float) -> Any:
+        asked.append(name)
+        await asyncio.sleep(0.4)
+        return await get(resource, name, namespace)
+
+    monkeypatch.setattr(node.source, "get", slowly)  # type: ignore[attr-defined]
+    assert isinstance(await node.prepare("u1"), PreparedClaim)
+    assert len(asked) == 1
+
+
 async def test_a_claim_is_prepared_after_a_long_wait_also_while_the_api_server_is_away(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
