@@ -78,7 +78,7 @@ class NodeWatch:
                 self._trouble.tell(str(error), "Node %s cannot be read, trying again: %s", self._node, error)
                 continue
             self._trouble.over("Node %s can be read again", self._node)
-            if str(node["metadata"]["uid"]) != self._uid:
+            if self._uid and str(node["metadata"]["uid"]) != self._uid:
                 _log.warning("Node %s was deleted and made again; the agent begins anew", self._node)
                 self.on_replaced()
             self._judge(advertised(node))

@@ -50,7 +50,10 @@ def test_a_plugin_is_gone_when_it_was_gone_twice() -> None:
     assert told == ["nvidia.com/gpu: 8", "", "nvidia.com/gpu: 8"]
 
 
-async def test_a_node_that_was_made_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_asked", [True, False], ids=["its UID was given out", "nobody knows its UID"])
+async def test_a_node_that_was_made_again_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, *, is_asked: bool
+) -> None:
     """What belongs to the Node of before is collected as often as it is made."""
     uids = iter(["a", "a", "a", "b"])
     last = asyncio.Event()
@@ -67,10 +70,11 @@ async def test_a_node_that_was_made_again_is_noticed(monkeypatch: pytest.MonkeyP
     watch = NodeWatch(Api(), "n")  # type: ignore[arg-type]
     told: list[str] = []
     watch.on_replaced = lambda: told.append("replaced")
-    assert await watch.uid() == "a"
+    if is_asked:
+        assert await watch.uid() == "a"
     running = asyncio.create_task(watch.run())
     async with asyncio.timeout(5):
         await last.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert told == ["replaced"]
+    assert told == (["replaced"] if is_asked else [])
