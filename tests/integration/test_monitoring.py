@@ -22,7 +22,7 @@ from tests.cluster.cluster import Cluster
 from tests.integration.test_chart import objects
 from tests.stack import GpuNodeOptions, Stack
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 OBJECTS = ("PrometheusRule", "gpupolicy"), ("ConfigMap", "gpupolicy-dashboard")
 
@@ -246,7 +246,7 @@ def observed() -> Iterator[Observed]:
         (port,) = cluster.run.reserve_ports(1)
         agent = stack.start_agent(node, f"--health-port={port}")
         stack.apply(POLICY)
-        stack.wait_policies("train")
+        stack.wait_policies("train", seconds=120)
         ports = {"controller": health_port(controller.log), "agent": port}
         served = {}
 
@@ -255,7 +255,7 @@ def observed() -> Iterator[Observed]:
             # The count of devices follows the slices within seconds.
             return 'gpupolicy_policy_devices{policy="train"} 16.0' in served["controller"]
 
-        stack.wait(read, "all devices in the controller's metrics")
+        stack.wait(read, "all devices in the controller's metrics", 120)
         logs = {"controller": controller.log, "agent": agent.log}
         lines = {
             name: [json.loads(line) for line in log.read_text().splitlines()] for name, log in logs.items()
