@@ -137,7 +137,7 @@ class Cleanup:
     def _sum_up(self, outcomes: list[cleanup.NodeOutcome]) -> None:
         for found in outcomes:
             self._tell(cleanup.report(found))
-        whole = sum(len(o.whole) for o in outcomes if not o.pending or o.left)
+        whole = sum(len(o.whole) for o in outcomes)
         left = sum(len(o.left or {}) for o in outcomes)
         unheard = sum(bool(o.pending) for o in outcomes)
         self._tell(
