@@ -273,7 +273,8 @@ class Agent:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            await self.claims.sweep()
+            if await self.claims.sweep():
+                self._recovery_problem = ""
             footprint.trim()
 
     async def _tell_health(self) -> None:

@@ -142,8 +142,7 @@ class ClaimHandler:
         for file in contents.damaged:
             if file.kind == CLAIM_KIND and file.damage is not ledger.Damage.SET_ASIDE:
                 self._pin(file, standing)
-        await asyncio.to_thread(self._remove_orphans, {*self._state.claims, *self._damaged})
-        await self._restore_specs()
+        await self._mend()
 
     def _take_up(self, record: ledger.Record, standing: Mapping[str, DeviceRecord]) -> None:
         try:
@@ -182,11 +181,23 @@ class ClaimHandler:
             ),
         )
 
-    def _remove_orphans(self, known: set[str]) -> None:
-        cdi.sweep_specs(self._cdi_directory, names.CDI_KIND)
-        for uid in cdi.list_specs(self._cdi_directory, names.CDI_KIND):
-            if uid not in known:
-                cdi.remove_spec(self._cdi_directory, names.CDI_KIND, uid)
+    async def _mend(self) -> None:
+        """Remove CDI files that belong to no claim, and write those that somebody removed.
+
+        Raises:
+            files.FileError: the CDI directory cannot be read or written.
+        """
+        await asyncio.to_thread(cdi.sweep_specs, self._cdi_directory, names.CDI_KIND)
+        for uid in await asyncio.to_thread(cdi.list_specs, self._cdi_directory, names.CDI_KIND):
+            if self._is_known(uid):
+                continue
+            async with self._turn(uid):
+                if not self._is_known(uid):
+                    await asyncio.to_thread(cdi.remove_spec, self._cdi_directory, names.CDI_KIND, uid)
+        await self._restore_specs()
+
+    def _is_known(self, uid: str) -> bool:
+        return uid in self._state.claims or uid in self._damaged
 
     async def prepare(
         self, claims_to_prepare: Sequence[wire.ClaimRef]
@@ -200,11 +211,14 @@ class ClaimHandler:
         answers = await asyncio.gather(*(self._unprepare_or_tell(ref) for ref in claims_to_undo))
         return {ref.uid: answer for ref, answer in zip(claims_to_undo, answers, strict=True)}
 
-    async def sweep(self) -> None:
+    async def sweep(self) -> bool:
         """Unprepare records whose claim the API server no longer knows and that no process uses; mend CDI files.
 
         For claims that the kubelet will never unprepare, because its own state was lost. Called now and then. One that
         cannot be undone now, whatever the reason, is left for the next time.
+
+        Returns:
+            Whether the CDI files are in order now.
         """
         for record in list(self._state.claims.values()):
             if record.uid in self._damaged:
@@ -222,9 +236,11 @@ class ClaimHandler:
                     error,
                 )
         try:
-            await self._restore_specs()
+            await self._mend()
         except files.FileError as error:
             self._tell_disk(str(error))
+            return False
+        return True
 
     async def _restore_specs(self) -> None:
         """Write the CDI files of prepared claims that somebody removed.

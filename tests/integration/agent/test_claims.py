@@ -428,8 +428,25 @@ async def test_a_sweep_outlives_what_it_cannot_undo(node: Node) -> None:
 
 async def test_a_sweep_says_when_the_cdi_directory_is_gone(node: Node) -> None:
     node.cdi.rmdir()
-    await node.handler.sweep()
+    assert not await node.handler.sweep()
     assert str(node.cdi) in node.handler.disk_problem
+    node.cdi.mkdir()
+    assert await node.handler.sweep()
+
+
+async def test_a_sweep_removes_cdi_files_that_belong_to_no_claim(node: Node) -> None:
+    """At the start that may have been impossible, and it need not wait for the next one."""
+    await node.prepare("u1")
+    await node.prepare("u2")
+    path = cdi.spec_path(node.cdi, "gpu.gpupolicy.dev/claim", "u1")
+    for orphan in ("u8", "u9"):
+        cdi.spec_path(node.cdi, "gpu.gpupolicy.dev/claim", orphan).write_bytes(path.read_bytes())
+    async with node.handler._turn("u9"):
+        sweeping = asyncio.ensure_future(node.handler.sweep())
+        await asyncio.sleep(0.3)
+        assert "u9" in node.specs(), "it may be being prepared just now"
+    assert await sweeping
+    assert node.specs() == {"u1", "u2"}
 
 
 async def test_a_sweep_leaves_a_claim_that_somebody_works_on(node: Node) -> None:
