@@ -5,10 +5,12 @@ One node with four cards, its agent and the controller as processes beside the c
 
 import itertools
 import socket
+import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -211,3 +213,77 @@ def test_tokens_that_end(stack: Stack, node: Node, namespace: str) -> None:
     runs(stack, namespace, "after")
     assert [daemon.pid for daemon in daemons] == pids
     assert all(daemon.alive for daemon in daemons)
+
+
+def card(stack: Stack, index: int) -> dict[str, Any]:
+    """Return what the node says of the card at an index."""
+    cards = stack.get("gpunode", NAME)["status"]["gpus"]
+    return next(c for c in cards if c["index"] == index)
+
+
+def test_r47_a_sick_card_stays_sick_over_restarts_until_it_is_reset(
+    stack: Stack, node: Node, namespace: str
+) -> None:
+    """An XID comes once. FREE drops and stays down, whatever happens to the agent; a reset brings the card back."""
+    simulator = stack.simulator(NAME)
+
+    def report() -> bool:
+        simulator.xid(0, 79)
+        return card(stack, 0)["health"] == "Unhealthy"
+
+    stack.wait(report, "the XID to be told", every=1.0)
+    stack.wait(lambda: stack.policy_row("train")[6] == "3", "FREE to drop")
+    for end in ("kill", "stop"):
+        agent = stack.agent(NAME)
+        getattr(agent, end)()
+        agent.start()
+        stack.wait(lambda: readyz(PORT) == (200, "ok"), "the agent back")
+        # More than one look at the cards: an agent that had forgotten would have said by now that all is well.
+        time.sleep(12.0)
+        assert card(stack, 0)["health"] == "Unhealthy"
+        assert "XID 79" in card(stack, 0)["healthMessage"]
+        assert stack.policy_row("train")[6] == "3"
+    simulator.reset(0)
+    stack.wait(lambda: card(stack, 0)["health"] == "Healthy", "the reset to be noticed")
+    stack.wait(lambda: stack.policy_row("train")[6] == "4", "FREE to come back")
+    stack.agent(NAME).restart()
+    stack.wait(lambda: readyz(PORT) == (200, "ok"), "the agent back")
+    assert card(stack, 0)["health"] == "Healthy"
+
+
+def test_r46_a_foreign_instance_beside_ours_is_told(stack: Stack, node: Node, namespace: str) -> None:
+    """Made with the vendor's tool where nothing of ours lies: told at the next look, and left alone."""
+    stack.apply(
+        objects.policy(
+            "slices", pool="train", priority=10, gpusPerNode=1, sharing=objects.mig({"3g.40gb": 1})
+        )
+    )
+    stack.wait_policies("slices")
+    cards = stack.get("gpunode", NAME)["status"]["gpus"]
+    ours = next(c for c in cards if c.get("policy") == "slices")
+    simulator = stack.simulator(NAME)
+
+    def by_hand(*words: str) -> None:
+        done = subprocess.run(
+            [str(simulator.nvidia_smi_path), "mig", "-i", str(ours["index"]), *words],
+            env=simulator.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    before = simulator.layout(ours["index"])
+    by_hand("-cgi", "1g.10gb", "-C")
+    stack.wait(
+        lambda: card(stack, ours["index"])["reason"] == "OwnershipConflict", "the foreign instance", 45
+    )
+    assert "1g.10gb@" in card(stack, ours["index"])["message"]
+    assert len(simulator.layout(ours["index"])) == len(before) + 1
+    (foreign,) = [i["id"] for i in simulator.gpu(ours["index"])["gpu_instances"] if i["profile"] == "1g.10gb"]
+    by_hand("-dci", "-gi", str(foreign))
+    by_hand("-dgi", "-gi", str(foreign))
+    stack.wait_policies("slices")
+    assert simulator.layout(ours["index"]) == before
+    stack.kubectl("delete", "gpupolicy", "slices", "--timeout=60s")
+    stack.wait_policies("train", seconds=120)

@@ -26,6 +26,9 @@ PASSING_SECONDS: Final = 600.0
 TRUST_SECONDS: Final = 60.0
 """How long after an XID the driver is not yet believed that nothing needs to be done."""
 
+REFRESH_SECONDS: Final = 30.0
+"""An XID that comes again sooner is no news: a storm of them must not become one of writes to disk and API server."""
+
 NO_ACTION: Final = 0
 _ACTIONS: Final = {
     1: "a reset of the card",
@@ -50,6 +53,9 @@ class Xid:
 def heard(before: Xid | None, number: int, now: dt.datetime) -> Xid | None:
     """Return what is to be remembered after an XID: the latest, but for one that passes beside one that does not."""
     if number in APPLICATION or (before is not None and number in PASSING and before.number not in PASSING):
+        return before
+    since = parse_timestamp(before.heard_at) if before is not None and before.number == number else None
+    if since is not None and 0 <= (now - since).total_seconds() < REFRESH_SECONDS:
         return before
     return Xid(number, timestamp(now))
 

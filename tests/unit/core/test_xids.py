@@ -24,6 +24,10 @@ HEARD: list[Any] = [
     pytest.param(at(50, 79), 48, at(0, 48), id="the-latest"),
     pytest.param(at(50, 79), 94, at(50, 79), id="one-that-passes-hides-none-that-stays"),
     pytest.param(at(50, 94), 94, at(0, 94), id="one-that-passes-again"),
+    pytest.param(at(29, 79), 79, at(29, 79), id="a-storm"),
+    pytest.param(at(30, 79), 79, at(0, 79), id="again-after-a-while"),
+    pytest.param(at(-9, 79), 79, at(0, 79), id="the-clock-was-set-back"),
+    pytest.param(Xid(79, "whenever"), 79, at(0, 79), id="unreadable-time"),
     pytest.param(at(50, 94), 79, at(0, 79), id="worse"),
 ]
 
