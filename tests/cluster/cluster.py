@@ -149,9 +149,9 @@ class Cluster:
     ) -> Daemon:
         """A process that runs beside the cluster and goes down with it; call its `start`.
 
-        The name must be unique in the cluster (`find_daemon` gets it back); the log is ``daemon.log``.
+        `find_daemon` gets it back by its name, which no other that runs may have; the log is ``daemon.log``.
         """
-        return self.run.daemon(name, command, environment=environment, cwd=cwd)
+        return self.run.daemon(name, command, environment=environment, cwd=cwd, replace=True)
 
     def find_daemon(self, name: str) -> Daemon:
         """A process recorded earlier, by this program or another.

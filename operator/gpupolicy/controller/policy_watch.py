@@ -9,7 +9,9 @@ does not tell is added here:
 - it does not say when the first list is complete, and a list after a lost history does not report what was deleted
   meanwhile. So the policies are listed by our own client before the watch begins, whenever kopf lists again, and
   every few minutes;
-- it ends when the CRD is missing or a token was refused twice. Then it is started again.
+- it ends when the CRD is missing or a token was refused twice. Then it is started again;
+- it looks up once which kinds are served. Started while the CRD is missing it would watch nothing for ever, so it is
+  started when the CRD is there.
 """
 
 import asyncio
@@ -148,13 +150,21 @@ class PolicyWatch:
         pause = backoff.Backoff(1.0, 30.0)
         while True:
             began = asyncio.get_running_loop().time()
-            await self._watch()
+            if await self._is_served():
+                await self._watch()
             if asyncio.get_running_loop().time() - began > LOGIN_SECONDS:
                 pause.reset()
             seconds = pause.next_seconds()
-            logger.warning("The watch on policies ended; it is started again in %.1f seconds", seconds)
+            logger.warning("GpuPolicies are not watched; the next attempt is in %.1f seconds", seconds)
             await asyncio.sleep(seconds)
             self._relist.set()
+
+    async def _is_served(self) -> bool:
+        try:
+            return await self._client.serves(kube.GPUPOLICIES)
+        except kube.KubeError as error:
+            logger.warning("Whether GpuPolicies are served is not known: %s", error)
+            return False
 
     async def _watch(self) -> None:
         """Run kopf in its thread until it ends, or until this is cancelled."""
