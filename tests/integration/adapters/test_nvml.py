@@ -488,6 +488,26 @@ async def test_an_observation_does_not_wait_for_a_slow_card(node: Node) -> None:
     assert (await nvml.observe()).gpus[0] == before[0]
 
 
+async def test_a_slow_card_is_known_also_beside_one_that_was_lost_from_the_start(node: Node) -> None:
+    """The one that never said which it is must not make the node forget who the others are, look by look."""
+    node.simulator.create(gpus=3)
+    node.simulator.lose(0, quiet=True)
+    nvml = node.nvml(call_seconds=30)
+    before = {g.uuid: g for g in (await nvml.observe(patience_seconds=20)).gpus}
+    assert len(before) == 2
+    slow = node.simulator.gpu(1)["uuid"]
+    node.simulator.add_fault("nvmlDeviceGetMigMode", mode="hang", hang_ms=3000, gpu=1)
+    seen = {g.uuid: g for g in (await nvml.observe(patience_seconds=1.0)).gpus}
+    assert seen[slow] == before[slow]
+    skipped = await nvml.observe(skip=frozenset({slow}), patience_seconds=1.0)
+    assert {g.uuid: g for g in skipped.gpus}[slow] == before[slow]
+
+    async def has_answered() -> bool:
+        return node.heard > 0 and not nvml._lanes.busy
+
+    await eventually(has_answered)
+
+
 async def test_a_library_that_is_not_there_is_found_later(node: Node, tmp_path: Path) -> None:
     missing = tmp_path / "later" / "libnvidia-ml.so.1"
     nvml = Nvml(missing, sysfs=tmp_path)

@@ -111,6 +111,8 @@ class Nvml:
         self._versions = ("", "")
         self._cards: dict[str, _Card] = {}
         self._by_index: dict[int, str] = {}
+        """UUID by index, of the cards that have said which they are."""
+        self._count_before = 0
         self._generation = 0
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._listener: events.Listener | None = None
@@ -137,9 +139,10 @@ class Nvml:
         count: int | NvmlError = counting.result()
         if isinstance(count, NvmlError):
             return self._unavailable(str(count))
-        if count != len(self._by_index):
+        if count != self._count_before:
             # A card came or went, so indices may have moved; lanes and identities follow the UUID from now on.
             self._by_index, self._generation = {}, self._generation + 1
+            self._count_before = count
         indices = [index for index in range(count) if self._by_index.get(index) not in skip]
         readings = {index: self._task(index, self._observer(index)) for index in indices}
         if readings:
