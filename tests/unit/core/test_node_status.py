@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpupolicy.api.conditions import ConditionType, Reason
-from gpupolicy.api.node import Allocator, GpuNodeSpec, GpuNodeStatus
+from gpupolicy.api.node import Allocator, GpuNodeSpec, GpuNodeStatus, GpuRelease
 from gpupolicy.core import node_status
 from gpupolicy.core.convergence import Circumstances, decide_card
 from gpupolicy.core.devices import DriverFacts
@@ -226,3 +226,31 @@ def test_messages_fit_the_schema() -> None:
 )
 def test_who_hands_out_the_cards(plugin: bool, ours: bool, expected: Allocator) -> None:
     assert node_status.allocator(device_plugin=plugin, ours=ours) is expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reason", "text"),
+    [
+        pytest.param(card(enabled=False), Reason.IDLE, None, id="whole"),
+        pytest.param(
+            card(instance("1g.10gb@6")), Reason.ROLLOUT_PENDING, "destroy 1g.10gb@6", id="under-way"
+        ),
+        pytest.param(
+            card(instance("1g.10gb@6", used_by="c")), Reason.WAITING_FOR_CLAIMS, "team-a/c-pod", id="in-use"
+        ),
+        pytest.param(
+            card(instance("1g.10gb@6", ownership=Ownership.FOREIGN)),
+            Reason.OWNERSHIP_CONFLICT,
+            "did not make",
+            id="foreign",
+        ),
+    ],
+)
+def test_a_released_card_tells_how_far_it_is(gpu: Gpu, reason: Reason, text: str | None) -> None:
+    """The clean-up before an uninstallation goes by these; a card of no policy that is not released is Idle."""
+    released = GpuNodeSpec(releases=[GpuRelease(uuid=gpu.uuid)])
+    (told,) = status(facts(gpu, released)).gpus
+    assert told.reason == reason
+    assert told.message is None if text is None else text in (told.message or "")
+    (unwanted,) = status(facts(gpu, GpuNodeSpec())).gpus
+    assert unwanted.reason == Reason.IDLE
