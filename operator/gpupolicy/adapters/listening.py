@@ -6,6 +6,7 @@ as soon as it is free: mostly it is a predecessor that is just about to end.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 from collections.abc import Callable
@@ -17,12 +18,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 5.0
+_LAST_PORT: Final = 65535
+
+
+def port(text: str) -> int:
+    """Read a TCP port from the command line.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 to {_LAST_PORT}")
+    return int(text)
 
 
 async def listen(
     runner: web.AppRunner,
     host: str | None,
-    port: int,
+    number: int,
     *,
     remedy: str,
     retry_seconds: float = RETRY_SECONDS,
@@ -33,7 +46,7 @@ async def listen(
     Args:
         runner: set up.
         host: address to listen on; None means all.
-        port: 0 takes a free one.
+        number: the port; 0 takes a free one.
         remedy: how to choose another port, for the log.
         retry_seconds: how long to wait between two attempts.
         bound: called with the port.
@@ -43,7 +56,7 @@ async def listen(
 
     told = False
     while True:
-        site = web.TCPSite(runner, host, port)
+        site = web.TCPSite(runner, host, number)
         try:
             await site.start()
         except OSError as error:
@@ -52,7 +65,7 @@ async def listen(
                 _log.error(
                     "port %d of /healthz, /readyz and /metrics cannot be used: %s. All else goes on, and the port is "
                     "tried again; %s",
-                    port,
+                    number,
                     error.strerror or error,
                     remedy,
                 )
@@ -60,6 +73,6 @@ async def listen(
             await asyncio.sleep(retry_seconds)
             continue
         if told:
-            _log.info("port %d is free now, and used", port)
+            _log.info("port %d is free now, and used", number)
         bound(int(runner.addresses[-1][1]))
         return

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gpupolicy import __version__
-from gpupolicy.adapters import cdi, devicefiles, files, kube, logs
+from gpupolicy.adapters import cdi, devicefiles, files, kube, listening, logs
 from gpupolicy.adapters.kubeletplugin.server import KubeletPlugin, PluginStatus
 from gpupolicy.adapters.ledger import Contents, Damage, Ledger
 from gpupolicy.adapters.nodelock import NodeLock
@@ -435,7 +435,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[Options, str]:
     add("--poll-seconds", type=_seconds, default=_TIMING.poll, help="how often the cards are looked at")
     add("--settle-seconds", type=_seconds, default=_TIMING.settle, help="pause between withdrawal and change")
     add("--nvml-seconds", type=_seconds, default=30.0, help="deadline of one NVML call")
-    add("--health-port", type=int, help="port of /healthz, /readyz and /metrics; default: none")
+    add("--health-port", type=listening.port, help="port of /healthz, /readyz and /metrics; default: none")
     add(
         "--pod-uid",
         default=os.environ.get("POD_UID"),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from gpupolicy import __version__
-from gpupolicy.adapters import kube, logs
+from gpupolicy.adapters import kube, listening, logs
 from gpupolicy.controller import (
     cleanup,
     evaluation,
@@ -275,7 +275,9 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Options, str]:
         "--identity", default=_own_identity(), help="who this is in the Lease (default: the host name)"
     )
     parser.add_argument("--health-host", default="0.0.0.0", help="address of /healthz and /readyz")  # noqa: S104
-    parser.add_argument("--health-port", type=int, default=8080, help="their port (default: %(default)s)")
+    parser.add_argument(
+        "--health-port", type=listening.port, default=8080, help="their port (default: %(default)s)"
+    )
     parser.add_argument(
         "--stale-after-seconds",
         type=float,

@@ -59,6 +59,8 @@ def test_everything_can_be_elsewhere(tmp_path: Path) -> None:
         (["--node-name=n", "--poll-seconds=0"], "--poll-seconds"),
         (["--node-name=n", "--poll-seconds=often"], "--poll-seconds"),
         (["--node-name=n", "--nvml-seconds=-1"], "--nvml-seconds"),
+        (["--node-name=n", "--health-port=65536"], "--health-port: '65536' is no port"),
+        (["--node-name=n", "--health-port=-1"], "--health-port"),
         (["--node-name=n", "--settle-seconds=nan"], "--settle-seconds"),
         (["--node-name=n", "--cdi-mount=relative:/b"], "--cdi-mount"),
         (["--node-name=n", "--cdi-mount=/a:/b:rw"], "--cdi-mount"),
