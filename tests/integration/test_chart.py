@@ -111,11 +111,20 @@ BAD_VALUES = [
     pytest.param("image.pullPolicy=Sometimes", "/image/pullPolicy", id="unknown-pull-policy"),
     pytest.param("image.registry=", "/image/registry", id="empty-registry"),
     pytest.param("image.registry=a b", "/image/registry", id="registry-with-a-space"),
+    pytest.param("image.registry=null", "/image", id="no-registry"),
+    pytest.param("image.tag=a b", "/image/tag", id="tag-with-a-space"),
+    pytest.param("agent.imageTag=registry/agent:1", "/agent/imageTag", id="an-image-for-a-tag"),
+    pytest.param("agent.imageTag=1", "/agent/imageTag", id="a-number-for-a-tag"),
+    pytest.param("agent.healthPort=null", "/agent", id="no-port"),
+    pytest.param("agent.hostPaths.cdi=null", "/agent/hostPaths", id="no-path"),
     pytest.param("simulator.gpus=99", "/simulator/gpus", id="too-many-cards"),
     pytest.param("simulator.model=H100 80GB", "/simulator/model", id="no-model"),
     pytest.param("monitoring.podMonitor.interval=soon", "/monitoring/podMonitor/interval", id="no-duration"),
     pytest.param("cleanup=yes", "/cleanup", id="no-boolean-for-cleanup"),
     pytest.param("cleanupSeconds=0", "/cleanupSeconds", id="no-time-to-clean-up"),
+    pytest.param(
+        "cleanup=true,cleanupSeconds=null", "cleanup=true needs cleanupSeconds", id="null-time-to-clean-up"
+    ),
     pytest.param("crds.keep=maybe", "/crds/keep", id="no-boolean"),
 ]
 

@@ -51,7 +51,6 @@ SILENCE_SECONDS: Final = 180.0
 """Reflectors hear from the API server at least once a minute (a bookmark)."""
 
 LEASE_NAME: Final = "gpupolicy-controller"
-_LEASE_SECONDS: Final = 30
 _RENEW_SECONDS: Final = 10.0
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -96,7 +95,7 @@ class Controller:
             options.namespace,
             LEASE_NAME,
             options.identity,
-            duration_seconds=_LEASE_SECONDS,
+            duration_seconds=cleanup.LEADER_SECONDS,
             renew_seconds=_RENEW_SECONDS,
         )
         self._trouble = logs.Trouble(logger)

@@ -6,6 +6,9 @@ Only the holder of the Lease writes the spec of GpuNodes, so no controller takes
 given back at the end: candidates leave the Lease alone for `REST_SECONDS` more, by which time Helm has removed them.
 If it has not, one of them leads again and the policies count again; nothing has to be repaired by hand.
 
+One that was interrupted leaves the Lease taken for as long as it might have needed. The next one does not wait that long:
+whoever led before both of them has stopped after the time that leaders take, and two clean-ups write the same.
+
 Nothing of this decides what may be destroyed. That is for the agents, which have the ledger and see who uses what.
 """
 
@@ -26,6 +29,9 @@ from gpupolicy.core.observation import ObservedNode, Reader
 
 REST_SECONDS: Final = 30
 """How long no controller leads after the end."""
+
+LEADER_SECONDS: Final = 30
+"""For how long a leader takes the Lease at most; a longer time is that of a clean-up."""
 
 _LOOK_SECONDS: Final = 1.0
 _SLACK_SECONDS: Final = 60
@@ -86,7 +92,9 @@ class Cleanup:
         await self._seize(REST_SECONDS)
 
     async def _seize(self, seconds: int) -> float:
-        return await kube.seize(self._client, self._namespace, self._lease, self._identity, seconds=seconds)
+        """Take the Lease for so many seconds; return how long the leader before may still act."""
+        held = await kube.seize(self._client, self._namespace, self._lease, self._identity, seconds=seconds)
+        return min(held, LEADER_SECONDS)
 
     async def _nodes(self) -> list[ObservedNode]:
         nodes = []

@@ -117,6 +117,17 @@ def test_the_leader_of_before_has_stopped_when_cards_are_released(world: World, 
     assert world.admin.get(f"{GPUNODES}/led")["spec"]["releases"]
 
 
+def test_a_clean_up_that_was_interrupted_is_not_waited_for(world: World, kubeconfig: Path) -> None:
+    """It took the Lease for as long as it might have needed; the next one waits only for a leader before both."""
+    world.add_node("again", cards=1)
+    held = {"holderIdentity": "cleanup_before", "leaseDurationSeconds": 3600}
+    world.admin.create(LEASES, {"metadata": {"name": "gpupolicy-controller"}, "spec": held})
+    done = run(kubeconfig, "--clean-up-seconds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "Waiting 30 s for the controller to stop" in done.stdout
+    assert world.admin.get(f"{GPUNODES}/again")["spec"]["releases"]
+
+
 def test_a_job_without_its_rights_fails_with_words(world: World, kubeconfig: Path) -> None:
     world.cluster.kubectl("delete", "clusterrolebinding", "gpupolicy-cleanup")
     world.add_node("kept", cards=1)
