@@ -228,6 +228,14 @@ def test_deeper_nesting_is_refused_as_the_api_server_does(kind: str, levels: int
     assert "recursion limit exceeded" in verdict.reason or "nested" in verdict.reason
 
 
+@pytest.mark.parametrize("kind", NESTINGS)
+@pytest.mark.parametrize("levels", [100, 2000])
+def test_clauses_of_what_is_nested_deeply(kind: str, levels: int) -> None:
+    """What is too deep to be split is one clause; it must not end the program that only wants to explain it."""
+    expression = NESTINGS[kind](levels)
+    assert engine.clauses(f"{expression} && true") in ((expression, "true"), (f"{expression} && true",))
+
+
 def test_long_chains_are_not_deep() -> None:
     for operator, expected in (("&&", Outcome.NO_MATCH), ("||", Outcome.MATCH)):
         expression = operator.join(["true", "false"] * 1000)

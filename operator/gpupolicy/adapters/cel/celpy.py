@@ -38,6 +38,7 @@ __all__ = ["Clause", "available", "clauses", "parse"]
 
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
+_TOO_DEEP = "the expression is nested too deeply to be read here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def parse(text: str) -> tuple[Node, Source]:
     try:
         node = reader.node(tree)
     except RecursionError as error:
-        raise UncertainError("the expression is nested too deeply to be read here") from error
+        raise UncertainError(_TOO_DEEP) from error
     source = Source(text, reader.offsets)
     if reader.issues:
         raise source.error([source.issue(node_id, message) for node_id, message in reader.issues])
@@ -115,7 +116,10 @@ def _tree(text: str, pieces: scan.Scan) -> Any:
         # Whatever goes wrong in there: the text was not understood.
         line, column = getattr(error, "line", None) or 1, getattr(error, "column", None) or 1
         raise UncertainError(f"<input>:{line}:{column}: cannot be read here") from error
-    strings = {(token.start_pos, token.end_pos) for token in tree.scan_values(_is_string)}
+    try:
+        strings = {(token.start_pos, token.end_pos) for token in tree.scan_values(_is_string)}
+    except RecursionError as error:
+        raise UncertainError(_TOO_DEEP) from error
     if strings != set(pieces.strings):
         raise UncertainError("a string literal that is not read with certainty")
     return tree
