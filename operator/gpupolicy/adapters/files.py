@@ -27,6 +27,7 @@ class Fault(StrEnum):
     FULL = "NoSpaceLeft"
     DENIED = "PermissionDenied"
     BROKEN = "InputOutputError"
+    NO_FILE = "NotAFile"
     OTHER = "UnexpectedError"
 
 
@@ -55,6 +56,8 @@ _FAULTS: Final = {
     errno.EACCES: Fault.DENIED,
     errno.EPERM: Fault.DENIED,
     errno.EIO: Fault.BROKEN,
+    errno.EISDIR: Fault.NO_FILE,
+    errno.ELOOP: Fault.NO_FILE,
 }
 
 _REMEDIES: Final = {
@@ -63,6 +66,7 @@ _REMEDIES: Final = {
     Fault.FULL: "free space or inodes on this file system of the node",
     Fault.DENIED: "let the process write there: run it as root, or correct owner, mode and security labels",
     Fault.BROKEN: "look at the kernel log of the node: the disk or its driver fails",
+    Fault.NO_FILE: "a directory or a link stands where a file belongs; move it away",
     Fault.OTHER: "look up the error number in errno(3)",
 }
 

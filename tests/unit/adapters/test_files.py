@@ -82,6 +82,7 @@ FAILURES = [
     pytest.param("write", errno.EDQUOT, files.Fault.FULL, id="quota"),
     pytest.param("fsync", errno.EIO, files.Fault.BROKEN, id="disk error"),
     pytest.param("replace", errno.EROFS, files.Fault.READ_ONLY, id="rename refused"),
+    pytest.param("open", errno.EISDIR, files.Fault.NO_FILE, id="a directory"),
     pytest.param("open", errno.EMFILE, files.Fault.OTHER, id="something else"),
 ]
 

@@ -112,6 +112,12 @@ async def test_no_child_inherits_it(tmp_path: Path) -> None:
         child.wait()
 
 
+def test_a_directory_in_its_place_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "agent.lock").mkdir()
+    with pytest.raises(FileError, match=r"agent\.lock: .*NotAFile.*move it away"):
+        NodeLock(tmp_path / "agent.lock", "x").take()
+
+
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("kept")
