@@ -16,12 +16,12 @@ from typing import Any, Final
 from gpupolicy.adapters import kube
 from gpupolicy.api import names
 from gpupolicy.api.conditions import Reason
-from gpupolicy.controller import events
+from gpupolicy.controller import events, pacing
 from gpupolicy.controller.world import PolicyEntry, World
 from gpupolicy.core import access, access_objects
 from gpupolicy.core.access_objects import LiveObject
 from gpupolicy.core.classes import DesiredClass
-from gpupolicy.core.refusals import Refusal
+from gpupolicy.core.refusals import Refusal, listing
 
 RESOURCES: Final[Mapping[str, kube.Resource]] = {
     access_objects.POLICY_KIND: kube.VALIDATING_ADMISSION_POLICIES,
@@ -29,6 +29,9 @@ RESOURCES: Final[Mapping[str, kube.Resource]] = {
     access_objects.QUOTA_KIND: kube.RESOURCE_QUOTAS,
 }
 """The kinds that are watched and written for `spec.access`."""
+
+_LONGEST_PAUSE_SECONDS: Final = 10.0
+"""Between two repairs of one object: what somebody opens again and again is not left open for minutes."""
 
 _MANAGER: Final = names.CONTROLLER_FIELD_MANAGER
 
@@ -40,10 +43,12 @@ class Outcome:
     Attributes:
         refusal: why access cannot be as wanted; None where it is.
         posts: what to tell of objects that somebody else had changed.
+        again_seconds: when to come back for what somebody undoes each time; None where there is no such thing.
     """
 
     refusal: Refusal | None = None
     posts: tuple[events.Event, ...] = ()
+    again_seconds: float | None = None
 
 
 class AccessWriter:
@@ -61,6 +66,7 @@ class AccessWriter:
         self._unreadable = unreadable
         self._settled: dict[access_objects.Key, tuple[Mapping[str, Any], LiveObject]] = {}
         """What was wanted of an object when it was last seen to be right, and how it stood then."""
+        self._repairs = pacing.Pacing(longest_seconds=_LONGEST_PAUSE_SECONDS)
 
     async def write(self, entry: PolicyEntry, wishes: Sequence[DesiredClass]) -> Outcome:
         """Write what a policy wants and what does not stand yet.
@@ -73,10 +79,9 @@ class AccessWriter:
         if problem is not None:
             return Outcome(problem)
         wanted = access.objects(entry.name, entry.uid, spec, wishes)
-        for kind in sorted({body["kind"] for body in wanted}):
-            if text := self._unreadable(kind):
-                return Outcome(_missing_right(text))
-        posts, missing = [], []
+        if problem := self._unwatched(wanted):
+            return Outcome(problem)
+        posts, missing, pauses = [], [], []
         # A fence that is wider than before comes first, one that goes goes last: nobody is let in by the way.
         for body in wanted:
             live = self._world.access.get(access_objects.key_of(body))
@@ -84,26 +89,35 @@ class AccessWriter:
             if live is not None and not fields:
                 self._settled[live.key] = (body, live)
                 continue
+            is_repair = self._was_right(body)
+            if is_repair and (pause := self._repairs.due_seconds(access_objects.key_of(body))):
+                pauses.append(pause)
+                continue
             stored = await self._bring(body)
             if stored is None:
                 missing.append(body["metadata"]["namespace"])
                 continue
-            if self._was_right(body):
+            if is_repair:
+                self._repairs.note(stored.key)
                 posts.append(_healed(entry, stored, fields))
             self._settled[stored.key] = (body, stored)
             self._world.put_access(stored)
         for live in access_objects.obsolete(wanted, self._world.access.values(), entry.uid):
             await self._delete(live)
-        if missing:
-            text = f"there is no namespace {', '.join(missing)}; create it or remove the entry"
-            return Outcome(Refusal(Reason.INVALID_POLICY, f"spec.access.quotas: {text}"), tuple(posts))
-        return Outcome(None, tuple(posts))
+        return Outcome(_missing_namespaces(missing), tuple(posts), min(pauses, default=None))
 
     def forget(self, uid: str) -> None:
         """Forget a policy that is gone; its objects go with it."""
         self._settled = {
             key: (body, live) for key, (body, live) in self._settled.items() if uid not in live.owner_uids
         }
+
+    def _unwatched(self, wanted: Sequence[Mapping[str, Any]]) -> Refusal | None:
+        """Return that a kind of what is wanted cannot be watched, so that nobody would see it go."""
+        for kind in sorted({body["kind"] for body in wanted}):
+            if text := self._unreadable(kind):
+                return _missing_right(text)
+        return None
 
     def _differences(self, body: Mapping[str, Any], live: LiveObject | None) -> tuple[str, ...]:
         """Return in what an object is not as wanted; nothing where it stands as our last write left it."""
@@ -143,6 +157,13 @@ class AccessWriter:
             await self._client.delete(RESOURCES[live.kind], live.name, live.namespace or None, uid=live.uid)
         self._settled.pop(live.key, None)
         self._world.drop_access(live.key, live.uid)
+
+
+def _missing_namespaces(missing: Sequence[str]) -> Refusal | None:
+    if not missing:
+        return None
+    text = f"there is no namespace {listing(missing)}; create it or remove the entry"
+    return Refusal(Reason.INVALID_POLICY, f"spec.access.quotas: {text}")
 
 
 def _missing_right(text: str) -> Refusal:

@@ -26,6 +26,7 @@ class Case:
         wishes: the classes it wants; none where they cannot be told.
         judgements: what its own expression says of the cards.
         reads: what that expression reads of a card.
+        lacking: what of it cannot stand in the cluster, found when it was written; its cards are planned all the same.
     """
 
     entry: PolicyEntry
@@ -35,6 +36,7 @@ class Case:
     wishes: tuple[classes.DesiredClass, ...] = ()
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
     reads: Reads = field(default_factory=lambda: Reads(()))
+    lacking: Refusal | None = None
 
     @property
     def is_accepted(self) -> bool:
@@ -106,7 +108,7 @@ def unreadable(entry: PolicyEntry, refusal: Refusal) -> Case:
 
 def with_refusal(case: Case, refusal: Refusal) -> Case:
     """Return the case as it is to be reported when something was refused that the verdict could not know."""
-    return replace(case, verdict=acceptance.Acceptance(refusal))
+    return replace(case, lacking=refusal)
 
 
 def _node_cards(world: World) -> list[acceptance.NodeCards]:

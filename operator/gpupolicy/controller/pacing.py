@@ -16,10 +16,14 @@ class Pacing:
     """When which thing may be repaired again.
 
     Args:
+        longest_seconds: the longest pause.
         clock: monotonic seconds.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, longest_seconds: float = LONGEST_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._longest = longest_seconds
         self._clock = clock
         self._repairs: dict[Hashable, tuple[float, float]] = {}
         """When a thing was repaired last, and the pause after that."""
@@ -35,4 +39,4 @@ class Pacing:
         # A quiet time of twice the pause ends the fight; so what is remembered stays as little as there are fights.
         self._repairs = {key: (at, p) for key, (at, p) in self._repairs.items() if now - at <= 3 * p}
         _, pause = self._repairs.get(thing, (0.0, 0.0))
-        self._repairs[thing] = (now, min(max(2 * pause, FIRST_SECONDS), LONGEST_SECONDS))
+        self._repairs[thing] = (now, min(max(2 * pause, FIRST_SECONDS), self._longest))

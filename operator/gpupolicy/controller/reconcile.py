@@ -156,6 +156,8 @@ class Reconciler:
                 subject = "what enforces spec.access"
                 outcome = await self._access.write(case.entry, case.wishes)
                 posts += outcome.posts
+                if outcome.again_seconds is not None:
+                    self._queue.add(policy_key(name), after_seconds=outcome.again_seconds)
                 case = self._with_access(case, outcome.refusal)
             except (kube.Invalid, kube.Forbidden) as error:
                 # Asking again will not help until somebody does something, so it is told to somebody.

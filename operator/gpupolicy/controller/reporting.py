@@ -49,6 +49,7 @@ def policy_status(
         reports,
         status.Standing(
             refusal=case.verdict.refusal,
+            lacking=case.lacking,
             conflict=rivals,
             empty=case.selection.empty if not has_cards else None,
             dropped=_dropped(case.wishes, dropped),
@@ -56,7 +57,7 @@ def policy_status(
             notes=(*case.verdict.notes, *notes),
         ),
     )
-    reviewed = review.verdict(_findings(case, facts, world, cases), case.verdict.refusal)
+    reviewed = review.verdict(_findings(case, facts, world, cases), case.verdict.refusal or case.lacking)
     nodes, gpus = status.fractions(reports)
     return GpuPolicyStatus(
         observed_generation=policy.metadata.generation,

@@ -31,6 +31,14 @@ IMPLICIT_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 LONGEST_NAME_PART: Final = 63
 """Characters after the slash of a resource name; the implicit name of a longer class cannot be written."""
 
+_COUNTED_DOMAIN: Final = "deviceclass.resource.k8s.io"
+
+_LONGEST_PREFIX: Final = 253
+"""Characters before the slash of a key of a ResourceQuota."""
+
+LONGEST_COUNTED_CLASS: Final = _LONGEST_PREFIX - len(f".{_COUNTED_DOMAIN}")
+"""Characters of the longest class name that a ResourceQuota can have in a key."""
+
 _OBJECT_PREFIX: Final = "gpupolicy-access-"
 _RESOURCES: Final = (
     {
@@ -127,10 +135,13 @@ def policy_of(name: str) -> str:
 
 
 def quota_keys(device_class: str, extended_resource_name: str | None) -> tuple[str, ...]:
-    """Return the keys under which a ResourceQuota counts the devices of a class."""
-    keys = [f"{device_class}.deviceclass.resource.k8s.io/devices"]
-    if extended_resource_name is not None:
-        keys.append(f"requests.{extended_resource_name}")
+    """Return the keys under which a ResourceQuota counts the devices of a class; none that is too long to be written."""
+    keys = []
+    if len(device_class) <= LONGEST_COUNTED_CLASS:
+        keys.append(f"{device_class}.{_COUNTED_DOMAIN}/devices")
+    requested = f"requests.{extended_resource_name}" if extended_resource_name is not None else ""
+    if requested and len(requested.partition("/")[0]) <= _LONGEST_PREFIX:
+        keys.append(requested)
     if len(device_class) <= LONGEST_NAME_PART:
         keys.append(f"requests.{IMPLICIT_PREFIX}{device_class}")
     return tuple(keys)
@@ -151,6 +162,13 @@ def refusal(access: Access | None, wishes: Sequence[DesiredClass]) -> Refusal | 
             f"spec.access.quotas: the policy offers no class {', '.join(unknown)}; "
             f"it offers {', '.join(offered) or 'none'}",
         )
+    for entry in access.quotas:
+        if len(entry.device_class_name) > LONGEST_COUNTED_CLASS:
+            return Refusal(
+                Reason.INVALID_POLICY,
+                f"spec.access.quotas: no quota can count a class whose name has more than {LONGEST_COUNTED_CLASS} characters: "
+                f"set a shorter deviceClassName than {entry.device_class_name}",
+            )
     return None
 
 

@@ -212,6 +212,7 @@ class Standing:
 
     Attributes:
         refusal: why it is not accepted.
+        lacking: what of an accepted policy cannot stand in the cluster; its cards are shaped and served all the same.
         conflict: which other policies have its cards; the cards that it has are served all the same.
         empty: why it has no card, where it has none.
         dropped: what the API server did not keep of its classes.
@@ -220,6 +221,7 @@ class Standing:
     """
 
     refusal: Refusal | None = None
+    lacking: Refusal | None = None
     conflict: Refusal | None = None
     empty: Refusal | None = None
     dropped: Refusal | None = None
@@ -234,7 +236,7 @@ def verdicts(reports: Sequence[NodeReport], standing: Standing) -> tuple[Verdict
         reports: every node with a card of the policy.
         standing: what is known of the policy as a whole.
     """
-    refusal = standing.refusal or standing.conflict
+    refusal = standing.refusal or standing.lacking or standing.conflict
     if refusal is not None:
         accepted = _no(ConditionType.ACCEPTED, refusal)
     else:
@@ -249,8 +251,10 @@ def verdicts(reports: Sequence[NodeReport], standing: Standing) -> tuple[Verdict
         )
         return accepted, _no(ConditionType.APPLIED, shown), _no(ConditionType.READY, refusal or shown)
     applied = _applied(reports, standing)
-    if standing.conflict is not None:
-        ready = _no(ConditionType.READY, standing.conflict)
+    if standing.lacking is not None and applied.status == "True":
+        applied = _no(ConditionType.APPLIED, standing.lacking)
+    if refusal is not None:
+        ready = _no(ConditionType.READY, refusal)
     else:
         ready = _summary(ConditionType.READY, Reason.READY, [r for r in reports if r.problem], reports)
         if ready.status == "True" and applied.status != "True":

@@ -1,12 +1,13 @@
 """Repairs against somebody who undoes them: the first at once, the others ever less often, and quiet is forgiven."""
 
 import datetime as dt
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpupolicy.adapters import kube
-from gpupolicy.controller import judging, pacing
+from gpupolicy.controller import access, judging, pacing
 from gpupolicy.controller.pacing import Pacing
 from gpupolicy.controller.queue import WorkQueue
 from gpupolicy.controller.reconcile import Key, Reconciler
@@ -101,3 +102,38 @@ async def test_a_class_that_somebody_fights_over_is_put_right_in_growing_pauses(
     assert [e.reason for e in posts] == ["Drift"]
     assert api.applied == 2
     assert len(queue) == 2, "the policy is looked at again when the pause is over, and names once"
+
+
+async def test_a_quota_that_somebody_fights_over_is_put_right_in_growing_pauses() -> None:
+    """The first edit is put right at once and told; of the next ones only when is told, and that it is soon."""
+    world = World()
+    api = Api(world)
+    quota = {"namespace": "a", "deviceClassName": "p", "devices": 1}
+    meta = {"name": "p", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    world.put_policy({"metadata": meta, "spec": {"access": {"quotas": [quota]}}})
+    entry = world.policies["p"]
+    wishes = classes.desired(entry.policy)
+    writer = access.AccessWriter(api, world, lambda _: "")  # type: ignore[arg-type]
+    assert await writer.write(entry, wishes) == access.Outcome()
+    outcomes = []
+    for _ in range(5):
+        (live,) = world.access.values()
+        hard = {**live.spec["hard"], "requests.example.com/x": "9"}
+        world.put_access(replace(live, spec={"hard": hard}, resource_version=f"{live.resource_version}0"))
+        outcomes.append(await writer.write(entry, wishes))
+    assert [[e.reason for e in o.posts] for o in outcomes] == [["Drift"], [], [], [], []]
+    assert outcomes[0].again_seconds is None
+    assert all(0 < (o.again_seconds or 0) <= 1 for o in outcomes[1:])
+    assert api.applied == 2
+
+
+@pytest.mark.parametrize("longest", [10.0, 300.0])
+def test_the_longest_pause_can_be_chosen(longest: float) -> None:
+    clock = Clock()
+    pace = Pacing(longest_seconds=longest, clock=clock)
+    pauses = []
+    for _ in range(12):
+        pauses.append(pace.due_seconds("a"))
+        clock.now += pauses[-1]
+        pace.note("a")
+    assert max(pauses) == pytest.approx(longest)

@@ -6,21 +6,25 @@ from typing import Any
 
 import pytest
 
+from gpupolicy.api.conditions import Reason
 from gpupolicy.controller import reporting
-from gpupolicy.controller.judging import Case
+from gpupolicy.controller.judging import Case, with_refusal
 from gpupolicy.controller.world import World
 from gpupolicy.core import acceptance, classes, policies
+from gpupolicy.core.refusals import Refusal
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 
-def status(spec: dict[str, Any]) -> Any:
+def status(spec: dict[str, Any], lacking: Refusal | None = None) -> Any:
     """The status of a policy on a cluster without nodes."""
     world = World()
     world.put_policy({"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": spec})
     entry = world.policies["p"]
     case = Case(entry, acceptance.Acceptance(), policies.view(entry.policy))
     case = replace(case, wishes=classes.desired(entry.policy))
+    if lacking is not None:
+        case = with_refusal(case, lacking)
     return reporting.policy_status(case, [], world, cases={"p": case}, dropped={}, now=NOW)
 
 
@@ -49,3 +53,13 @@ def test_findings_stand_in_the_condition_and_refuse_nothing() -> None:
 
     assert said["Reviewed"] == ("False", "QuotaName")
     assert said["Accepted"] == ("True", "Accepted")
+
+
+def test_what_cannot_stand_in_the_cluster_does_not_say_that_nothing_is_touched() -> None:
+    """Cards are planned as if it stood, so what is told of them must stay true."""
+    conditions = status({}, Refusal(Reason.INVALID_POLICY, "there is no namespace x")).conditions
+    said = {c.type: (c.status, c.reason, c.message) for c in conditions}
+
+    assert said["Accepted"] == said["Ready"] == ("False", "InvalidPolicy", "there is no namespace x")
+    assert said["Applied"] == ("False", "RolloutPending", "no card is assigned yet")
+    assert said["Reviewed"][:2] == ("Unknown", "InvalidPolicy")

@@ -1,5 +1,6 @@
 """What `spec.access` becomes, where no API server is needed to tell; its meaning is held to one elsewhere."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,31 @@ def test_a_name_that_no_pod_can_write_is_no_key(length: int, implicit: bool) -> 
     assert keys[:2] == (f"{name}.deviceclass.resource.k8s.io/devices", "requests.example.com/c")
     assert (keys[2:] == (f"requests.deviceclass.resource.kubernetes.io/{name}",)) is implicit
     assert len(keys) == 2 + implicit
+
+
+@pytest.mark.parametrize(("length", "counted"), [(225, True), (226, False)])
+def test_a_name_that_no_quota_can_count_is_no_key(length: int, counted: bool) -> None:
+    """Before the slash of a key stand at most 253 characters."""
+    name = "c" * length
+    keys = access.quota_keys(name, "example.com/c")
+    assert (f"{name}.deviceclass.resource.k8s.io/devices" in keys) is counted
+    assert [len(key.partition("/")[0]) for key in keys if key.startswith(name)] == [253] * counted
+    assert "requests.example.com/c" in keys
+    given = of(quotas=[{"namespace": "a", "deviceClassName": name, "devices": 1}])
+    refusal = access.refusal(given, [replace(WISHES[0], name=name)])
+    assert (refusal is None) is counted
+    if refusal is not None:
+        assert "no quota can count a class whose name has more than 225 characters" in refusal.message
+
+
+@pytest.mark.parametrize(("length", "counted"), [(244, True), (245, False)])
+def test_an_extended_name_that_no_quota_can_count_is_no_key(length: int, counted: bool) -> None:
+    """The API server refuses such a class; the status that says so has no room for the key."""
+    extended = f"{'a.' * 121}{'b' * (length - 242)}/{'x' * 63}"
+    keys = access.quota_keys("c", extended)
+    assert (f"requests.{extended}" in keys) is counted
+    assert len(keys) == 2 + counted
+    assert max(map(len, keys)) <= 317
 
 
 REFUSALS: list[Any] = [

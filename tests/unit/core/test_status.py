@@ -162,6 +162,7 @@ def said(reports: list[NodeReport], **standing: Any) -> dict[str, tuple[str, str
 
 
 REFUSED = Refusal(Reason.NOT_IMPLEMENTED, "spec.x: y is not served")
+LACKING = Refusal(Reason.INVALID_POLICY, "there is no namespace x")
 CONFLICT = Refusal(Reason.DEVICE_CONFLICT, "policy q has them")
 EMPTY = Refusal(Reason.NO_MATCHING_DEVICES, "none")
 WELL = [NodeReport("n", (good(),))]
@@ -210,6 +211,22 @@ YES, NO = "True", "False"
             (NO, "NotImplemented"),
             (NO, "NotImplemented"),
             id="refused",
+        ),
+        pytest.param(
+            WELL,
+            {"lacking": LACKING},
+            (NO, "InvalidPolicy"),
+            (NO, "InvalidPolicy"),
+            (NO, "InvalidPolicy"),
+            id="lacking-in-the-cluster",
+        ),
+        pytest.param(
+            PENDING,
+            {"lacking": LACKING, "conflict": CONFLICT},
+            (NO, "InvalidPolicy"),
+            (NO, "RolloutPending"),
+            (NO, "InvalidPolicy"),
+            id="lacking-while-cards-change",
         ),
         pytest.param(
             WELL,
@@ -268,6 +285,15 @@ def test_the_message_names_nodes_by_reason() -> None:
     ready = status.verdicts(reports, Standing())[2]
 
     assert ready.message == "WaitingForClaims on a: card 0: waits for pod x/y; RolloutPending on b, c: card 0"
+
+
+def test_nothing_is_touched_is_said_only_where_it_is_true() -> None:
+    """What is found when objects are written, say a namespace that is not there, stops no card."""
+    refused = status.verdicts(WELL, Standing(refusal=REFUSED))[1]
+    lacking = status.verdicts(WELL, Standing(lacking=LACKING))[1]
+
+    assert "nothing is touched" in refused.message
+    assert lacking.message == LACKING.message
 
 
 def test_notes_go_with_accepted() -> None:
