@@ -186,6 +186,38 @@ def test_what_cannot_be_is_said_in_the_status(guarded: World) -> None:
     assert "guarded" in guarded.classes()
 
 
+LONG = "c" * 225
+LONG_DOMAIN = f"{'a.' * 121}bb"
+NAMES: list[Any] = [
+    pytest.param({"deviceClassName": LONG}, "", id="the-longest-class"),
+    pytest.param({"deviceClassName": f"{LONG}c"}, "no quota can count a class", id="a-longer-class"),
+    pytest.param({"extendedResourceName": f"{LONG_DOMAIN}/{'x' * 63}"}, "", id="the-longest-resource"),
+    pytest.param(
+        {"extendedResourceName": f"{LONG_DOMAIN}b/{'x' * 63}"}, "API server refuses", id="a-longer-resource"
+    ),
+]
+
+
+@pytest.mark.parametrize(("names", "words"), NAMES)
+def test_names_that_are_too_long_to_be_counted(guarded: World, names: dict[str, str], words: str) -> None:
+    """The API server takes every key up to our limits; past them the policy has a status, and says it."""
+    offer = {**OFFER, **names}
+    quota = {"namespace": "serving", "deviceClassName": offer["deviceClassName"], "devices": 1}
+    spec = {
+        "nodeSelector": {"matchLabels": {"gpu-pool": "a"}},
+        "offers": [offer],
+        "access": {"quotas": [quota]},
+    }
+    guarded.policy("guarded", spec)
+    wanted = "False" if words else "True"
+    guarded.wait("the verdict", lambda: guarded.condition("guarded", "Accepted").get("status") == wanted)
+    assert words in guarded.condition("guarded", "Accepted")["message"]
+    status = guarded.admin.get("/apis/gpupolicy.dev/v1alpha1/gpupolicies/guarded")["status"]
+    (shown,) = status["deviceClasses"]
+    if not words:
+        assert guarded.admin.get(PATHS["quota"])["spec"]["hard"].keys() == set(shown["quotaKeys"])
+
+
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 PATHS = {
     "policy": f"{ADMISSION}/validatingadmissionpolicies/{GUARD}",
