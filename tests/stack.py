@@ -322,8 +322,12 @@ class Stack:
             answer = self.cluster.control_plane.admin.call("GET", f"{group}{namespace}/{plural}{name}")
         except OSError:
             return None
-        # kubectl says best what is wrong.
-        return answer.body if answer.status == http.HTTPStatus.OK else None
+        if answer.status != http.HTTPStatus.OK:
+            return None  # kubectl says best what is wrong.
+        found: dict[str, Any] = answer.body
+        for item in found.get("items", ()):
+            item.update(apiVersion=found["apiVersion"], kind=found["kind"].removesuffix("List"))
+        return found
 
     def apply(self, *manifests: Path | Mapping[str, Any]) -> None:
         """Apply files or objects."""

@@ -148,8 +148,13 @@ def test_an_extended_name_that_is_taken_is_given_back(world: World) -> None:
     legacy = world.classes()["legacy"]
     assert legacy["metadata"]["resourceVersion"] != version
     assert legacy["spec"]["extendedResourceName"] == "nvidia.com/gpu"
-    reasons = [e["reason"] for e in world.events("DeviceClass", "legacy")]
-    assert sorted(reasons) == ["NameReturned", "NameTaken"]
+    world.wait(
+        "both events",
+        lambda: (
+            sorted(e["reason"] for e in world.events("DeviceClass", "legacy"))
+            == ["NameReturned", "NameTaken"]
+        ),
+    )
 
 
 def test_a_name_is_given_back_although_nobody_was_there_when_the_class_went(world: World) -> None:
@@ -180,8 +185,7 @@ def test_an_offer_that_is_renamed_hands_its_extended_name_on(world: World) -> No
 
     world.wait("the other class", lambda: world.classes().keys() == {"renamed"})
     assert world.classes()["renamed"]["spec"]["extendedResourceName"] == "nvidia.com/gpu"
-    reasons = [e["reason"] for e in world.events("GpuPolicy", "p")]
-    assert "ClassDeleted" in reasons
+    world.wait("the event", lambda: "ClassDeleted" in [e["reason"] for e in world.events("GpuPolicy", "p")])
 
 
 def test_two_policies_that_want_one_class_name(world: World) -> None:

@@ -50,6 +50,13 @@ def ready_world(world: World) -> Daemon:
         world.assigned(node, name, 2)
         world.nodes[node].converge()
         world.wait_reason(name, "Ready")
+
+    def nothing_is_written() -> bool:
+        versions = world.versions()
+        time.sleep(1.5)
+        return world.versions() == versions
+
+    world.wait("the end of all writes", nothing_is_written)
     return daemon
 
 
