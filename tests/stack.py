@@ -208,11 +208,8 @@ class Stack:
         agent = images.archive("agent", "simulator")
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda node: node.load_images(agent), nodes))
-        # Nodes start side by side, so the cluster's first need not be the first that was asked for.
-        first = self.cluster.nodes[0].name
-        for node in nodes:
-            if node.name == first:
-                node.load_images(images.archive("controller"))
+        if nodes[0].name == self.cluster.nodes[0].name:
+            nodes[0].load_images(images.archive("controller"))
 
     def simulator(self, node: str) -> Simulator:
         """Return the simulated cards of a node."""

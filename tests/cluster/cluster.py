@@ -114,11 +114,12 @@ class Cluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes with a kubelet, in the order of their start."""
+        """The nodes with a kubelet, in the order in which they were asked for."""
         prefix = "node:"
-        parts = self.run.state["parts"]
-        names = [part.removeprefix(prefix) for part in parts if part.startswith(prefix)]
-        return [Node(self.control_plane, name) for name in names]
+        # Nodes that start side by side are noted in any order.
+        parts = {name: part for name, part in self.run.state["parts"].items() if name.startswith(prefix)}
+        names = sorted(parts, key=lambda name: int(parts[name]["number"]))
+        return [Node(self.control_plane, name.removeprefix(prefix)) for name in names]
 
     def find_node(self, name: str) -> Node:
         """The node of this name.

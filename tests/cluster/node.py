@@ -239,7 +239,12 @@ class Node:
             raise ValueError(f"the cluster already has a node {self.name} (or a file of that name)")
         self.directory.mkdir(mode=0o755)
         network, bridge = self._run.reserve_network(), f"{self._run.link_prefix}{number}"
-        settings = {"network": str(network), "bridge": bridge, "labels": dict(options.labels)}
+        settings = {
+            "number": number,
+            "network": str(network),
+            "bridge": bridge,
+            "labels": dict(options.labels),
+        }
         self._run.store_part(_part(self.name), settings)
         layout = self._layout
         make_cgroup(layout.cgroup)
