@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import logging
+import math
 import os
 import signal
 import socket
@@ -52,6 +53,7 @@ SILENCE_SECONDS: Final = 180.0
 
 LEASE_NAME: Final = "gpupolicy-controller"
 _RENEW_SECONDS: Final = 10.0
+_LONGEST_SECONDS: Final = 86400
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -259,6 +261,19 @@ async def clean_up(options: Options, seconds: float) -> int:
     return 0
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    # Not a number is neither above nor below any age: with it no agent would ever count as silent.
+    if not 0 <= seconds <= _LONGEST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: give seconds from 0 to {_LONGEST_SECONDS}, which is a day"
+        )
+    return seconds
+
+
 def _parse(arguments: Sequence[str] | None) -> tuple[Options, str]:
     parser = argparse.ArgumentParser(
         prog="gpupolicy-controller",
@@ -279,13 +294,13 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Options, str]:
     )
     parser.add_argument(
         "--stale-after-seconds",
-        type=float,
+        type=_seconds,
         default=reconcile.STALE_AFTER_SECONDS,
         help="when a silent agent is no longer believed (default: %(default)s)",
     )
     parser.add_argument(
         "--clean-up-seconds",
-        type=float,
+        type=_seconds,
         metavar="SECONDS",
         help="do not run, but make cards whole where they are idle, waiting for agents no longer than this",
     )

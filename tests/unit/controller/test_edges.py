@@ -130,3 +130,13 @@ def test_a_missing_kubeconfig_is_one_line_and_an_exit_code(
     finally:
         root.handlers, root.level = before[0], before[1]
         logging.getLogger("gpupolicy").setLevel(before[2])
+
+
+@pytest.mark.parametrize("option", ["--clean-up-seconds", "--stale-after-seconds"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "86401", "soon", ""])
+def test_a_time_that_is_none_is_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app._parse([f"{option}={value}"])
+    said = capsys.readouterr().err
+    assert f"{option}: {value!r} is no time" in said
+    assert "seconds from 0 to 86400" in said
