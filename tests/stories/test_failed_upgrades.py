@@ -67,14 +67,6 @@ def test_two_installations_at_the_same_time(stack: Stack) -> None:
     stack.wait_policies("train", seconds=120)
 
 
-def test_an_installation_beside_another_is_refused(stack: Stack) -> None:
-    words = outcome(stack, "third", "elsewhere")
-    assert "invalid ownership metadata" in words
-    assert f'"{NAMESPACE}"' in words, "whose it is"
-    stack.helm("uninstall", "third", "--namespace", "elsewhere", "--ignore-not-found", "--wait")
-    stack.wait_policies("train")
-
-
 def generation_of_agents(stack: Stack) -> dict[str, str]:
     """Return the image of the agent on each node whose agent is Ready."""
     return {
