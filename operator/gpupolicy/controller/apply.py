@@ -37,9 +37,11 @@ async def delete_class(client: kube.Kube, live: classes.LiveClass) -> None:
         logger.info("DeviceClass %s is gone already", live.name)
 
 
-async def mark_class(client: kube.Kube, live: classes.LiveClass, taken_by: str | None) -> classes.LiveClass:
-    """Set or remove the mark on a foreign class whose extended resource name we took."""
-    patch = {"metadata": {"uid": live.uid, "annotations": {classes.TAKEN_BY_ANNOTATION: taken_by}}}
+async def annotate_class(
+    client: kube.Kube, live: classes.LiveClass, annotation: str, value: str | None
+) -> classes.LiveClass:
+    """Set or remove what a class tells about its extended resource name; return it as stored."""
+    patch = {"metadata": {"uid": live.uid, "annotations": {annotation: value}}}
     return classes.LiveClass.of(
         await client.patch(kube.DEVICE_CLASSES, live.name, patch, field_manager=_MANAGER)
     )

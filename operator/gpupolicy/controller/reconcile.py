@@ -4,7 +4,7 @@ Three kinds of key, each safe to run at any time, in any order, and again:
 
     policy NAME   judge it; its classes; its status
     node NAME     who gets which card: the spec of the GpuNode
-    names         the marks on foreign classes whose extended resource name we took, or gave back
+    names         what classes tell about extended resource names that several of them have
 
 Theory of operation. A node's plan depends on the verdicts on all policies, and a policy's status on the plans of its
 nodes; both are pure functions of the copies, so neither key waits for the other. Only one order matters: after a
@@ -199,6 +199,8 @@ class Reconciler:
             self._world.drop_class(old.name, old.uid)
             self._add_rivals(entry.name)
             posts.append(events.class_deleted(subject, old.name))
+        for wish in classes.handing_over(case.wishes, self._world.classes):
+            await self._apply_class(wish, self._world.classes.get(wish.name), entry.uid)
         known = {c.name for c in entry.policy.status.device_classes}
         for wish in case.wishes:
             live = self._world.classes.get(wish.name)
@@ -348,19 +350,32 @@ class Reconciler:
             if case.acts:
                 losers |= case.verdict.losers
         for name, taker in classes.marks(losers, self._world.classes).items():
-            live = self._world.classes[name]
-            try:
-                marked = await apply.mark_class(self._client, live, taker)
-            except (kube.NotFound, kube.Conflict):
-                logger.info("DeviceClass %s is gone already", name)
+            live = await self._annotate(name, classes.TAKEN_BY_ANNOTATION, taker)
+            if live is None:
                 continue
-            self._world.put_class(marked)
             subject = events.Subject.device_class(name, live.uid)
             resource = live.extended_resource_name or ""
             if taker is not None:
                 await self._post([events.name_taken(subject, resource, taker)])
             else:
                 await self._post([events.name_returned(subject, resource)])
+        policies = {name: entry.uid for name, entry in self._world.policies.items()}
+        for name, found in classes.rivals(self._world.classes, policies).items():
+            # Where one of them is gone the scheduler maps the name to nothing until one that is left is written.
+            await self._annotate(name, classes.RIVALS_ANNOTATION, found)
+
+    async def _annotate(self, name: str, annotation: str, value: str | None) -> classes.LiveClass | None:
+        """Write an annotation of a class; return the class as stored, None where it is gone."""
+        live = self._world.classes.get(name)
+        if live is None:
+            return None
+        try:
+            stored = await apply.annotate_class(self._client, live, annotation, value)
+        except (kube.NotFound, kube.Conflict):
+            logger.info("DeviceClass %s is gone already", name)
+            return None
+        self._world.put_class(stored)
+        return stored
 
     async def _post(self, posts: list[events.Event]) -> None:
         for event in posts:

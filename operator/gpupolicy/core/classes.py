@@ -8,8 +8,10 @@ is guarded, so that a device of an agent of another release is no match and no e
 Names. Without offers the class of whole cards is called like the policy, and that of a profile
 `<policy>-<profile as a DNS label>` (`infer-1g-10gb`). An extended resource name belongs to one class: with two, the
 scheduler maps the newest (of one second, the one first by name), and deleting either unmaps the name until the
-other is written again. So an existing class is changed in place, a class whose name is handed on is deleted before
-its heir is made, and a foreign class that lost a name to us is marked and, when ours is gone, written again.
+other is written again. So an existing class is changed in place, a class whose name is handed on is deleted, or gives
+the name up, before its heir has it, and a foreign class that lost a name to us is marked and, when ours is gone, written
+again. Ours carry a list of who has the name besides; the write by which that list follows the cluster is also the one
+after which the name is mapped again.
 
 Proof of ownership is the owner reference to the policy, or both labels that we set. A class without either is
 somebody else's and is not touched, its mark apart.
@@ -17,7 +19,7 @@ somebody else's and is not touched, its mark apart.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpupolicy.api import names
@@ -36,6 +38,9 @@ CHANGED_ANNOTATION: Final = f"{names.GROUP}/changed-at"
 
 TAKEN_BY_ANNOTATION: Final = f"{names.GROUP}/name-taken-by"
 """On a foreign class whose extended resource name one of ours took over: the name of ours."""
+
+RIVALS_ANNOTATION: Final = f"{names.GROUP}/name-rivals"
+"""On our classes: UIDs of the other classes that have the same extended resource name, separated by commas."""
 
 _DOMAIN: Final = f'device.attributes["{names.DRIVER}"]'
 
@@ -104,6 +109,7 @@ class LiveClass:
     revision: str | None = None
     changed_at: str | None = None
     taken_by: str | None = None
+    rivals: str | None = None
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "LiveClass":
@@ -128,6 +134,7 @@ class LiveClass:
             revision=annotations.get(REVISION_ANNOTATION),
             changed_at=annotations.get(CHANGED_ANNOTATION),
             taken_by=annotations.get(TAKEN_BY_ANNOTATION),
+            rivals=annotations.get(RIVALS_ANNOTATION),
         )
 
     def belongs_to(self, policy: str, policy_uid: str) -> bool:
@@ -321,6 +328,49 @@ def obsolete(
     return tuple(
         c for _, c in sorted(live.items()) if c.belongs_to(policy, policy_uid) and c.name not in wanted
     )
+
+
+def handing_over(wishes: Sequence[DesiredClass], live: Mapping[str, LiveClass]) -> tuple[DesiredClass, ...]:
+    """Return the classes that stand and have to give up their extended name first, because another one is to have it.
+
+    Args:
+        wishes: the classes of one policy.
+        live: all DeviceClasses by name.
+    """
+    heirs: dict[str | None, str] = {
+        w.extended_resource_name: w.name for w in wishes if w.extended_resource_name is not None
+    }
+    return tuple(
+        replace(wish, extended_resource_name=None)
+        for wish in wishes
+        if (standing := live.get(wish.name)) is not None
+        and heirs.get(standing.extended_resource_name, wish.name) != wish.name
+    )
+
+
+def rivals(live: Mapping[str, LiveClass], policies: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the lists of rivals that must change on our classes: name to the new value, None to remove it.
+
+    Classes of policies that are not accepted are among them: nothing that is selected or offered changes by this.
+
+    Args:
+        live: all DeviceClasses by name.
+        policies: names of all policies to their UIDs.
+    """
+    holders: dict[str, list[LiveClass]] = {}
+    for current in live.values():
+        if current.extended_resource_name is not None:
+            holders.setdefault(current.extended_resource_name, []).append(current)
+    uids = set(policies.values())
+    changes: dict[str, str | None] = {}
+    for name, current in live.items():
+        if current.policy not in policies and uids.isdisjoint(current.owner_uids):
+            continue
+        others = holders.get(current.extended_resource_name or "", ())
+        wanted = ",".join(sorted(c.uid for c in others if c.name != name)) or None
+        if current.rivals != wanted:
+            changes[name] = wanted
+    return changes
 
 
 def marks(losers: Mapping[str, str], live: Mapping[str, LiveClass]) -> dict[str, str | None]:

@@ -348,6 +348,65 @@ def test_a_foreign_class_is_marked_while_its_name_is_taken(
     assert classes.marks(losers, world) == changes
 
 
+# Several classes with one extended name.
+
+
+@pytest.mark.parametrize(
+    ("listed", "others", "change"),
+    [
+        pytest.param(None, {}, {}, id="alone"),
+        pytest.param(None, {"x": "nvidia.com/gpu"}, {"c": "uid-x"}, id="one-came"),
+        pytest.param("uid-x", {"x": "nvidia.com/gpu"}, {}, id="known"),
+        pytest.param("uid-x", {}, {"c": None}, id="it-went"),
+        pytest.param("uid-x", {"x": "a.b/c"}, {"c": None}, id="it-was-renamed"),
+        pytest.param("uid-x,uid-y", {"y": "nvidia.com/gpu"}, {"c": "uid-y"}, id="one-of-two-went"),
+        pytest.param("uid-z", {"y": "nvidia.com/gpu"}, {"c": "uid-y"}, id="made-anew"),
+    ],
+)
+@pytest.mark.parametrize("proof", [{}, {"policy": None}, {"owner_uids": ()}], ids=["both", "owner", "labels"])
+def test_our_classes_are_written_whenever_other_holders_of_their_name_change(
+    listed: str | None, others: dict[str, str], change: dict[str, str | None], proof: dict[str, Any]
+) -> None:
+    world = {"c": live(TAKER, rivals=listed, **proof)} | {n: foreign(n, r) for n, r in others.items()}
+
+    assert classes.rivals(world, {"p": UID}) == change
+
+
+def test_classes_of_others_are_not_written_because_of_rivals() -> None:
+    world = {n: foreign(n, "nvidia.com/gpu") for n in ("x", "y")}
+
+    assert classes.rivals(world, {"p": UID}) == {}
+
+
+def test_classes_without_an_extended_name_are_no_rivals() -> None:
+    bare = [DesiredClass(name=n, policy="p") for n in ("c", "d")]
+
+    assert classes.rivals({w.name: live(w) for w in bare}, {"p": UID}) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "first"),
+    [
+        pytest.param({"a": "n/x", "b": "n/y"}, {"a": "n/y", "b": "n/x"}, ["a", "b"], id="swapped"),
+        pytest.param({"b": "n/x"}, {"a": "n/x", "b": None}, ["b"], id="to-a-new-class"),
+        pytest.param({"a": "n/x"}, {"a": "n/y"}, [], id="renamed-in-place"),
+        pytest.param({"a": "n/x"}, {"a": "n/x"}, [], id="as-it-was"),
+        pytest.param({"a": None, "b": None}, {"a": None, "b": "n/x"}, [], id="no-name-before"),
+        pytest.param({"old": "n/x"}, {"a": "n/x"}, [], id="of-a-class-that-is-deleted-anyway"),
+    ],
+)
+def test_a_name_is_given_up_before_another_class_has_it(
+    before: dict[str, str | None], after: dict[str, str | None], first: list[str]
+) -> None:
+    def wanted(offers: dict[str, str | None]) -> list[DesiredClass]:
+        return [DesiredClass(name=n, policy="p", extended_resource_name=r) for n, r in offers.items()]
+
+    found = classes.handing_over(wanted(after), {w.name: live(w) for w in wanted(before)})
+
+    assert [w.name for w in found] == first
+    assert all(w.extended_resource_name is None for w in found)
+
+
 def test_hostile_texts_stay_literals() -> None:
     wish = DesiredClass(name="c", policy='x" || true || "', profile="1g.10gb")
 
