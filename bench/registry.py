@@ -22,7 +22,7 @@ _MODULES: Final = (
     "policy_to_slices",
     "claims",
     "agent_idle",
-    "installed",
+    "installation",
     "images",
 )
 

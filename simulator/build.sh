@@ -25,8 +25,8 @@ objects() {
     done
 }
 core=$(objects src-state src-lookup src-instances src-tree src-power src-faults generated-tables generated-symbols)
-library=$(objects src-session src-call src-handles src-nvml_system src-nvml_device src-nvml_mig src-nvml_compute \
-    src-nvml_events src-nvml_processes src-nvml_telemetry generated-stubs)
+library=$(objects src-session src-call src-handles src-handle_words src-nvml_system src-nvml_device src-nvml_mig \
+    src-nvml_compute src-nvml_events src-nvml_processes src-nvml_telemetry generated-stubs)
 
 # shellcheck disable=SC2086 # The lists are meant to be split.
 {
