@@ -113,7 +113,7 @@ def _examples(
     policy = case.entry.policy
     devices = review.fitting_quotas(policy, cards=review.cards_of(case.entry.name, facts), wishes=case.wishes)
     queues = kueue.examples(case.entry.name, policy.spec.access, case.wishes, devices)
-    cards = max((len(report.cards) for report in reports), default=0)
+    cards = max((report.selected for report in reports), default=0)
     shown = examples.examples(case.wishes, cards_per_node=cards)
     if case.only_plans:
         bodies = ((w.name, classes.manifest(w, policy_uid=case.entry.uid)) for w in case.wishes)

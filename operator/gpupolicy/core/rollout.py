@@ -187,6 +187,8 @@ def node_report(policy: str, facts: NodeFacts) -> NodeReport:
         for m in facts.share.missed
     ]
     rivals = [c for c in facts.share.lost if not c.by_priority]
+    missed = len(facts.share.missed) + sum(len(c.cards) for c in rivals)
+    short = facts.share.wanted - len(facts.share.granted)
     for conflict in rivals:
         cards += [
             CardReport(
@@ -211,6 +213,7 @@ def node_report(policy: str, facts: NodeFacts) -> NodeReport:
         counts=counts,
         trouble=trouble,
         actions=facts.actions,
+        spare=max(0, missed - short),
     )
 
 

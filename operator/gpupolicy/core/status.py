@@ -92,6 +92,13 @@ class NodeReport:
     trouble: Refusal | None = None
     """What concerns the node as a whole; its cards may be fine."""
     actions: tuple[str, ...] | None = None
+    spare: int = 0
+    """How many of the cards that the policy misses are more than it asks for (`gpusPerNode`): any of them would do."""
+
+    @property
+    def selected(self) -> int:
+        """Cards that the policy is to have there."""
+        return len(self.cards) - self.spare
 
     @property
     def applied(self) -> int:
@@ -188,7 +195,7 @@ def node_plan(report: NodeReport) -> NodePlan:
     problem = report.problem
     return NodePlan(
         node=report.node,
-        selected=len(report.cards),
+        selected=report.selected,
         applied=report.applied,
         devices=report.counts.devices,
         allocated=report.counts.allocated,
@@ -202,7 +209,7 @@ def fractions(reports: Sequence[NodeReport]) -> tuple[str, str]:
     """Return the columns NODES and GPUS, applied / selected; nodes that cannot have a card do not count."""
     nodes = [r for r in reports if r.cards or r.is_silent]
     applied = sum(r.is_applied for r in nodes)
-    cards = sum(len(r.cards) for r in nodes)
+    cards = sum(r.selected for r in nodes)
     return f"{applied}/{len(nodes)}", f"{sum(r.applied for r in nodes)}/{cards}"
 
 

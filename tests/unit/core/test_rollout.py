@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuAssignment
 from gpupolicy.api.policy import GpuPolicy
-from gpupolicy.core import policies, rollout
+from gpupolicy.core import policies, rollout, status
 from gpupolicy.core.inventory import Gpu
 from gpupolicy.core.nodes import NodePlan, NodeView, plan_node
 from gpupolicy.core.observation import ObservedCard, ObservedNode
@@ -254,6 +254,8 @@ def test_spellings_collect_the_names_of_all_cards() -> None:
 
 # Reports and conflicts.
 
+OLD, YOUNG = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
+
 
 def facts(observed: ObservedNode, me: GpuPolicy, *others: GpuPolicy, **fields: Any) -> rollout.NodeFacts:
     planned = plan(observed, *map(policies.view, (me, *others)))
@@ -284,6 +286,31 @@ def test_a_report_has_the_cards_that_a_policy_has_and_those_that_it_misses() -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("limit", "taken", "selected"),
+    [
+        pytest.param(None, 4, 4, id="every-card-is-meant"),
+        pytest.param(1, 4, 1, id="any-of-four-would-do"),
+        pytest.param(3, 3, 3, id="one-is-had-and-two-of-three-are-missed"),
+        pytest.param(3, 2, 3, id="exactly-the-missed-one"),
+        pytest.param(2, 2, 2, id="nothing-is-missed"),
+    ],
+)
+def test_a_report_counts_no_more_cards_than_the_policy_asks_for(
+    limit: int | None, taken: int, selected: int
+) -> None:
+    """R44: with gpusPerNode it misses any one of the cards that an older policy has, not all of them."""
+    per_node = {} if limit is None else {"gpusPerNode": limit}
+    old = policy("old", created=OLD, gpusPerNode=taken)
+    young = policy("young", created=YOUNG, **per_node)
+
+    report = rollout.node_report("young", facts(node(cards(4)), young, old))
+
+    assert report.selected == selected
+    assert status.node_plan(report).selected == selected
+    assert status.fractions([report]) == ("0/1", f"0/{selected}")
+
+
 def test_a_card_is_applied_once_the_agent_says_so_and_the_slices_show_it() -> None:
     me = policy("p", sharing=SEVEN)
     gpu = card(index=0)
@@ -311,9 +338,6 @@ def test_an_agent_that_is_silent_is_a_trouble_of_its_node() -> None:
     assert report.trouble is not None
     assert report.trouble.reason is Reason.STALE
     assert "2026-01-01T00:00:00Z" in report.trouble.message
-
-
-OLD, YOUNG = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 
 
 def test_of_equal_priority_the_younger_is_in_conflict_and_the_older_is_told() -> None:
