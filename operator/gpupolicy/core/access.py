@@ -43,7 +43,9 @@ _OBJECT_PREFIX: Final = "gpupolicy-access-"
 _RESOURCES: Final = (
     {
         "apiGroups": ["resource.k8s.io"],
-        "apiVersions": ["*"],
+        # Whoever writes another served version is converted to this one first, by matchPolicy Equivalent. With all versions
+        # here the expressions would see each as it was written, and v1beta1 has the class elsewhere.
+        "apiVersions": ["v1"],
         "resources": ["resourceclaims", "resourceclaimtemplates"],
         "operations": ["CREATE"],
     },
