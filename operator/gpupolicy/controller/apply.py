@@ -1,7 +1,7 @@
 """The writes of the controller, each a small function: what is right already is not written.
 
-Classes and statuses are server-side applies with force, because every field in them is ours; the rest are merge
-patches. Each carries the UID of the object that was decided about, so that no write lands on
+Classes and statuses are server-side applies, with force where what stands is ours, because then every field in them is;
+the rest are merge patches. Each carries the UID of the object that was decided about, so that no write lands on
 another object that took its name meanwhile, and none makes an object that somebody just deleted.
 """
 
@@ -23,9 +23,22 @@ logger = logging.getLogger(__name__)
 _MANAGER: Final = names.CONTROLLER_FIELD_MANAGER
 
 
-async def device_class(client: kube.Kube, body: kube.Object) -> tuple[classes.LiveClass, tuple[str, ...]]:
-    """Apply one of our DeviceClasses; return it as stored, and the fields that the API server dropped."""
-    stored = await client.apply(kube.DEVICE_CLASSES, body, field_manager=_MANAGER, force=True)
+async def device_class(
+    client: kube.Kube, body: kube.Object, live: classes.LiveClass | None
+) -> tuple[classes.LiveClass, tuple[str, ...]]:
+    """Apply one of our DeviceClasses; return it as stored, and the fields that the API server dropped.
+
+    Args:
+        client: the API server.
+        body: the class.
+        live: ours as it stands. Without it nothing is forced: what has the name all the same is somebody else's.
+
+    Raises:
+        Conflict: somebody else's class has the name by now.
+    """
+    if live is not None:
+        body = {**body, "metadata": {**body["metadata"], "uid": live.uid}}
+    stored = await client.apply(kube.DEVICE_CLASSES, body, field_manager=_MANAGER, force=live is not None)
     return classes.LiveClass.of(stored), tuple(kube.dropped_fields({"spec": body["spec"]}, stored))
 
 

@@ -204,6 +204,9 @@ class Reconciler:
         known = {c.name for c in entry.policy.status.device_classes}
         for wish in case.wishes:
             live = self._world.classes.get(wish.name)
+            if live is not None and not live.belongs_to(entry.name, entry.uid):
+                # Somebody made it while the others were written; the policy is judged again because of it.
+                continue
             fields = classes.drift(wish, live, entry.uid) if live is not None else ()
             fields = self._without_dropped(wish, fields)
             if live is not None and not fields:
@@ -228,7 +231,7 @@ class Reconciler:
             changed_at=classes.changed_at(wish, live, render.timestamp(self._clock())),
             clear_config=live is not None and live.has_config,
         )
-        stored, dropped = await apply.device_class(self._client, body)
+        stored, dropped = await apply.device_class(self._client, body, live)
         self._world.put_class(stored)
         self._add_rivals(wish.policy)
         if dropped:

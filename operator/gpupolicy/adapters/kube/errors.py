@@ -133,6 +133,8 @@ _BY_REASON: Final[Mapping[str, type[ApiError]]] = {
 _CONTENT_SIGNS: Final = ("strict decoding error", "failed to create typed patch object")
 """Texts of answers that blame the content without a 422: an unknown field is a 400, and in an apply even a 500."""
 
+_IDENTITY: Final = "metadata.uid"
+
 _RETRY_AFTER_LIMIT_SECONDS: Final = 300.0
 
 
@@ -161,6 +163,9 @@ def from_status(code: int, status: Mapping[str, Any], *, retry_after: str | None
             code, reason or "TooManyRequests", message, details, retry_after_seconds=seconds
         )
     kind = _BY_REASON.get(reason) or _BY_STATUS.get(code)
+    if kind is Invalid and any(cause.field == _IDENTITY for cause in _causes(details)):
+        # Some kinds call it a change of a field that cannot change; it is another object that has the name.
+        kind = Conflict
     if kind is None and any(sign in message for sign in _CONTENT_SIGNS):
         kind = Invalid
     if kind is None and code >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -81,6 +81,15 @@ def test_an_unknown_field_is_invalid_whatever_the_code_says(code, message):
 
 
 @pytest.mark.parametrize(
+    ("field", "kind"), [("metadata.uid", kube.Conflict), ("metadata.name", kube.Invalid)]
+)
+def test_a_write_that_met_another_object_of_the_name_is_a_conflict(field, kind):
+    """As 1.37.2 answers an apply with the UID of a DeviceClass that was made anew."""
+    cause = {"reason": "FieldValueInvalid", "field": field, "message": "field is immutable"}
+    assert type(errors.from_status(422, {"reason": "Invalid", "details": {"causes": [cause]}})) is kind
+
+
+@pytest.mark.parametrize(
     ("header", "details", "seconds"),
     [
         pytest.param("7", {}, 7.0, id="header"),
