@@ -1,10 +1,13 @@
 """Judges the CEL expressions that policies carry: the API server says whether one is valid, our engine evaluates it.
 
 Validity is asked once per expression, with the dry run of a DeviceClass: only the API server knows its own rules and
-limits. Its verdict comes back in its own words, with line and column. Evaluation happens here, card by card, because
-no card is published before a policy has it; cards with equal facts are evaluated once.
+limits. Its verdict comes back in its own words, with line and column. Evaluation happens here, because no card is
+published before a policy has it: once for each shape, which is what an expression can tell cards apart by. What makes
+a card the only one of its kind, such as its UUID, counts only where the expression reads it. An expression that does is
+evaluated on every card there is, which takes seconds for thousands of them; other work goes on meanwhile.
 """
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +20,9 @@ from gpupolicy.core.matching import Judgement
 from gpupolicy.core.selection import Reads
 
 CACHE_SIZE: Final = 512
-"""Verdicts that are remembered; an expression that was edited away is forgotten in time."""
+"""Expressions that are remembered; one that was edited away is forgotten in time."""
+
+_Shape = tuple[Any, ...]
 
 Evaluate = Callable[[str, Inventory, Gpu], Judgement]
 """Evaluates an expression on one card of a node as if the card were published whole."""
@@ -34,7 +39,7 @@ class Expressions:
         self._evaluate = evaluate
         self.reads = reads
         self._verdicts: OrderedDict[str, str | None] = OrderedDict()
-        self._judgements: OrderedDict[tuple[Any, ...], Judgement] = OrderedDict()
+        self._judgements: OrderedDict[str, Mapping[_Shape, Judgement]] = OrderedDict()
 
     async def problem(self, expression: str) -> str | None:
         """Return why the API server refuses an expression; None where it takes it.
@@ -63,37 +68,63 @@ class Expressions:
         self._remember(self._verdicts, expression, verdict)
         return verdict
 
-    def judge(self, expression: str, inventories: Iterable[Inventory]) -> Mapping[str, Judgement]:
-        """Evaluate an expression on every card; return the judgements by card UUID."""
-        result: dict[str, Judgement] = {}
-        for inventory in inventories:
-            for gpu in inventory.gpus:
-                key = (expression, inventory.driver_version, inventory.cuda_version, _facts(gpu))
-                judgement = self._judgements.get(key)
-                if judgement is None:
-                    judgement = self._evaluate(expression, inventory, gpu)
-                    self._remember(self._judgements, key, judgement, limit=64 * CACHE_SIZE)
-                result[gpu.uuid] = judgement
-        return result
+    async def judge(
+        self, expression: str, read: Reads, inventories: Callable[[], Iterable[Inventory]]
+    ) -> Mapping[str, Judgement]:
+        """Evaluate an expression on every card; return the judgements by card UUID.
+
+        Args:
+            expression: one that the API server takes.
+            read: what it reads of a card.
+            inventories: returns the cards as they are when it is called; they may change while some are evaluated.
+        """
+        individual = None if read.everything else frozenset(r.name for r in read.names)
+        known = dict(self._judgements.get(expression, {}))
+        while True:
+            shapes: dict[str, _Shape] = {}
+            missing: dict[_Shape, tuple[Inventory, Gpu]] = {}
+            for inventory in inventories():
+                for gpu in inventory.gpus:
+                    shape = shapes[gpu.uuid] = _shape(inventory, gpu, individual)
+                    if shape not in known:
+                        missing[shape] = inventory, gpu
+            if not missing:
+                break
+            for shape, (inventory, gpu) in missing.items():
+                known[shape] = self._evaluate(expression, inventory, gpu)
+                await asyncio.sleep(0)
+        self._remember(self._judgements, expression, {shape: known[shape] for shape in shapes.values()})
+        return {uuid: known[shape] for uuid, shape in shapes.items()}
 
     @staticmethod
-    def _remember(cache: OrderedDict[Any, Any], key: Any, value: Any, *, limit: int = CACHE_SIZE) -> None:
+    def _remember(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
         cache[key] = value
-        while len(cache) > limit:
+        cache.move_to_end(key)
+        while len(cache) > CACHE_SIZE:
             cache.popitem(last=False)
 
 
-def _facts(gpu: Gpu) -> tuple[Any, ...]:
-    """Return what an expression can see of a card. The UUID is among it: an expression may name a card."""
+def _shape(inventory: Inventory, gpu: Gpu, individual: frozenset[str] | None) -> _Shape:
+    """Return what an expression can see of a card.
+
+    Args:
+        inventory: the node's.
+        gpu: the card.
+        individual: the names of attributes that the expression reads; None where any may count.
+    """
+    own = (
+        ("uuid", gpu.uuid),
+        ("pciBusID", gpu.pci_bus_id),
+        ("pcieRoot", gpu.pcie_root),
+        ("numaNode", gpu.numa_node),
+    )
     return (
-        gpu.uuid,
-        gpu.pci_bus_id,
+        inventory.driver_version,
+        inventory.cuda_version,
         gpu.product_name,
         gpu.architecture,
         gpu.brand,
         gpu.memory_bytes,
         gpu.compute_capability,
-        gpu.numa_node,
-        gpu.pcie_root,
-        gpu.minor,
+        *(value for name, value in own if individual is None or name in individual),
     )

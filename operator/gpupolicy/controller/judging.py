@@ -84,7 +84,9 @@ async def judge(entry: PolicyEntry, world: World, expressions: Expressions) -> C
         if problem is not None:
             return unreadable(entry, Refusal(Reason.INVALID_SELECTOR, f"spec.gpuSelector.cel: {problem}"))
         reads = expressions.reads(expression)
-        judgements = expressions.judge(expression, (node.inventory for node in world.nodes.values()))
+        judgements = await expressions.judge(
+            expression, reads, lambda: (node.inventory for node in world.nodes.values())
+        )
     selection = acceptance.select(policy, _node_cards(world), judgements)
     wishes = classes.desired(policy, rollout.spellings(policy, selection.matched))
     case = Case(
