@@ -6,6 +6,8 @@ is imported when it is asked for, so that no command pays for the libraries of a
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,8 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(command_parser)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that has no letter for something is no reason to show nothing.
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return int(module.run(command_parser.parse_args(words[1:])))
+        code = int(module.run(command_parser.parse_args(words[1:])))
+        # Here, and not when the interpreter ends: what fails then becomes an exit code of its own.
+        sys.stdout.flush()
     except CommandError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -69,8 +77,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has seen enough.
-        sys.stderr.close()
+        _discard_output()
         return _BROKEN_PIPE
+    except OSError as error:
+        _discard_output()
+        print(f"error: {error.strerror or error}; the output is not complete", file=sys.stderr)
+        return USAGE_ERROR
+    return code
+
+
+def _discard_output() -> None:
+    """Send what is still to be written nowhere, or the interpreter would try once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
