@@ -121,6 +121,7 @@ REFUSED: list[Any] = [
     ),
     pytest.param("rights-a", ("get", "secrets", "-A"), None, "cannot list", id="secrets"),
     pytest.param("rights-a", ("get", "pods", "-A"), None, "cannot list", id="pods"),
+    pytest.param("rights-a", ("get", "nodes"), None, "cannot list", id="nodes"),
 ]
 
 
@@ -156,6 +157,8 @@ CONTROLLER_REFUSED: list[Any] = [
         "gpunodes/status",
         id="status-of-a-gpunode",
     ),
+    pytest.param(CREATE, gpu_node("rights-a"), "cannot create", id="gpunode"),
+    pytest.param(("get", "customresourcedefinitions"), None, "cannot list", id="crds"),
     pytest.param(("get", "secrets", "-A"), None, "cannot list", id="secrets"),
 ]
 
