@@ -1,7 +1,7 @@
 """Plans nodes from the copies and the verdicts, and remembers each plan by what went into it.
 
 A plan is asked for often (every status reads those of all its nodes) and changes rarely, so it is computed again only
-when one of its inputs differs: the node, its labels, or the policies that select it.
+when one of its inputs differs: the node, its labels, or the policies that select it. So is the preview of a policy that only plans.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,6 +31,8 @@ class Planning:
     def __init__(self, world: World) -> None:
         self._world = world
         self._plans: dict[str, tuple[tuple[Any, ...], PlannedNode]] = {}
+        self._previews: dict[str, dict[str, tuple[tuple[Any, ...], nodes.NodePlan]]] = {}
+        """By policy and node."""
         self.cases: dict[str, Case] = {}
         """Every policy that was judged, by name."""
 
@@ -42,6 +44,13 @@ class Planning:
     def forget(self, name: str) -> None:
         """Forget the plan of a node that is gone."""
         self._plans.pop(name, None)
+        for previews in self._previews.values():
+            previews.pop(name, None)
+
+    def drop(self, policy: str) -> Case | None:
+        """Forget a policy that is gone; return its case, None where it was never judged."""
+        self._previews.pop(policy, None)
+        return self.cases.pop(policy, None)
 
     def plan(self, name: str) -> PlannedNode | None:
         """Return the plan of a node; None where there is nothing to plan with yet."""
@@ -57,7 +66,7 @@ class Planning:
             node,
             labels,
             players,
-            {policy: {uuid: found.get(uuid) for uuid in node.cards} for policy, found in judgements.items()},
+            _of_cards(judgements, node),
             {policy: found.spec for policy, found in acting.items()},
             existing,
         )
@@ -77,7 +86,14 @@ class Planning:
         players = [view for view in self._players(labels) if view.name != mine.name]
         judgements = self._judgements([*players, mine]) | {mine.name: case.judgements}
         acting = {v.name for v in players if self.cases[v.name].acts} | {mine.name}
-        return nodes.plan_node(self._view(node, labels, acting), [*players, mine], judgements)
+        inputs = (node, labels, players, mine, acting, _of_cards(judgements, node))
+        previews = self._previews.setdefault(mine.name, {})
+        known = previews.get(name)
+        if known is not None and known[0] == inputs:
+            return known[1]
+        plan = nodes.plan_node(self._view(node, labels, acting), [*players, mine], judgements)
+        previews[name] = inputs, plan
+        return plan
 
     def facts(self, name: str, case: Case, *, is_stale: bool) -> rollout.NodeFacts | None:
         """Return what is to be reported of a policy on one node; None where that cannot be told yet."""
@@ -94,6 +110,8 @@ class Planning:
             wanted = tuple(
                 rollout.assignment(policy, uuid) for uuid in plan.assignment.share(case.entry.name).granted
             )
+        else:
+            self._previews.pop(case.entry.name, None)
         return rollout.NodeFacts(
             node=self._world.nodes[name],
             wanted=wanted,
@@ -122,3 +140,10 @@ class Planning:
     def _judgements(self, players: list[PolicyView]) -> dict[str, Mapping[str, Judgement]]:
         """Return what the players' expressions say. A frozen one is not judged: it keeps what it has."""
         return {v.name: self.cases[v.name].judgements for v in players if v.cel and self.cases[v.name].acts}
+
+
+def _of_cards(
+    judgements: Mapping[str, Mapping[str, Judgement]], node: ObservedNode
+) -> dict[str, dict[str, Judgement | None]]:
+    """Return the judgements, by policy, less those on cards of other nodes."""
+    return {policy: {uuid: found.get(uuid) for uuid in node.cards} for policy, found in judgements.items()}

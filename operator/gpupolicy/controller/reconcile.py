@@ -128,7 +128,7 @@ class Reconciler:
         entry = self._world.policies.get(name)
         cases = self._planning.cases
         if entry is None:
-            if (gone := cases.pop(name, None)) is not None:
+            if (gone := self._planning.drop(name)) is not None:
                 self._access.forget(gone.entry.uid)
                 self._add_nodes()
                 self._queue.add(NAMES_KEY)

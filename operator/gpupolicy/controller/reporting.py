@@ -10,7 +10,6 @@ from gpupolicy.controller.world import World
 from gpupolicy.core import classes, examples, kueue, render, review, rollout, status
 from gpupolicy.core.refusals import Refusal
 
-NODE_LIMIT = 512
 EXAMPLE_LIMIT = 8
 
 Dropped = Mapping[str, tuple[str, tuple[str, ...]]]
@@ -73,7 +72,7 @@ def policy_status(
         allocated=counts.allocated,
         free=counts.free,
         device_classes=[status.class_status(w, world.classes.get(w.name), pools) for w in case.wishes],
-        plan=[status.node_plan(report) for report in reports[:NODE_LIMIT]],
+        plan=status.node_plans(reports),
         preview=status.preview(
             len(case.selection.matched), len(case.selection.candidates), case.selection.clauses
         ),

@@ -26,6 +26,13 @@ from gpupolicy.core.tally import NOTHING, DeviceGroup, GroupCount, PoolTally
 MESSAGE_LIMIT: Final = 1024
 """Characters of a condition's message; it is a column of `kubectl get -o wide`."""
 
+NODE_LIMIT: Final = 512
+"""Nodes that a status shows."""
+
+ACTIONS_LIMIT_BYTES: Final = 384 * 1024
+"""What all actions of a plan may have. An object has 1.5 MiB at most, of which messages may take a third; a status that is
+too large is refused as a whole, and nobody would be told anything."""
+
 _CARD_MESSAGE_LIMIT: Final = 240
 _CARD_MESSAGES: Final = 4
 """How many different messages of cards a node shows before it only counts the rest."""
@@ -203,6 +210,22 @@ def node_plan(report: NodeReport) -> NodePlan:
         message=shortened(problem.message, MESSAGE_LIMIT) if problem else None,
         actions=[shortened(a, 512) for a in report.actions[:64]] if report.actions is not None else None,
     )
+
+
+def node_plans(reports: Sequence[NodeReport]) -> list[NodePlan]:
+    """Return the lines of all nodes, as many as the schema allows, and no more text than an object may have."""
+    left_bytes = ACTIONS_LIMIT_BYTES
+    plans = []
+    for report in reports[:NODE_LIMIT]:
+        plan = node_plan(report)
+        size_bytes = sum(len(action.encode()) for action in plan.actions or ())
+        if size_bytes > left_bytes:
+            text = f"{_count(len(plan.actions or ()), 'card')} not shown, because the status is full; select fewer nodes to see them"
+            plan = plan.model_copy(update={"actions": [text]})
+        else:
+            left_bytes -= size_bytes
+        plans.append(plan)
+    return plans
 
 
 def fractions(reports: Sequence[NodeReport]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from gpupolicy.controller.judging import Case
 from gpupolicy.controller.planning import Planning
 from gpupolicy.controller.world import World
 from gpupolicy.core import acceptance, policies, rollout
-from gpupolicy.core.matching import MATCH
+from gpupolicy.core.matching import MATCH, Judgement
 from gpupolicy.core.refusals import Refusal
 
 CARDS = [{"uuid": f"GPU-{i}", "index": i, "productName": "NVIDIA H100"} for i in range(2)]
@@ -168,6 +168,46 @@ def test_a_policy_that_only_plans_takes_nothing_whatever_its_expression_says(des
     facts = desk.planning.facts("n", case, is_stale=False)
     assert facts is not None
     assert [a.uuid for a in facts.wanted] == ["GPU-0", "GPU-1"]
+
+
+def test_a_preview_is_kept_until_something_that_goes_into_it_changes(desk: Desk) -> None:
+    """A policy that only plans is reported as often as one that acts, and a plan takes milliseconds."""
+    desk.policy("b", gpusPerNode=1, priority=5)
+    case = desk.policy("a", rollout={"mode": "Plan"})
+    first = desk.planning.preview("n", case)
+    assert desk.planning.preview("n", case) is first
+
+    desk.policy("b", gpusPerNode=2, priority=5)
+    second = desk.planning.preview("n", case)
+    assert [len(p.assignment.share("a").granted) for p in (first, second)] == [1, 0]
+    desk.planning.cases["a"] = case = desk.policy("a", priority=9, rollout={"mode": "Plan"})
+    third = desk.planning.preview("n", case)
+    assert len(third.assignment.share("a").granted) == 2
+    desk.node(gpus=CARDS[:1])
+    assert len(desk.planning.preview("n", case).assignment.share("a").granted) == 1
+
+
+def test_a_preview_follows_what_the_expression_says(desk: Desk) -> None:
+    case = desk.policy("a", gpuSelector={"cel": "x"}, rollout={"mode": "Plan"})
+
+    def granted(**judgements: Judgement) -> tuple[str, ...]:
+        found = {uuid.replace("_", "-"): judgement for uuid, judgement in judgements.items()}
+        judged = Case(case.entry, case.verdict, case.view, judgements=found)
+        return desk.planning.preview("n", judged).assignment.share("a").granted
+
+    assert granted(GPU_0=MATCH) == ("GPU-0",)
+    assert granted(GPU_1=MATCH) == ("GPU-1",)
+
+
+def test_a_policy_that_is_gone_is_forgotten(desk: Desk) -> None:
+    case = desk.policy("a", rollout={"mode": "Plan"})
+    first = desk.planning.preview("n", case)
+
+    assert desk.planning.drop("a") is case
+    assert desk.planning.drop("a") is None
+    assert desk.planning.cases == {}
+    desk.planning.cases["a"] = case
+    assert desk.planning.preview("n", case) is not first
 
 
 def test_the_facts_of_a_policy_are_its_own(desk: Desk) -> None:

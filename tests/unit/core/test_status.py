@@ -1,5 +1,6 @@
 """What a status says of cards, nodes and policies; when conditions move."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -373,3 +374,26 @@ def test_a_class_counts_what_it_selects_and_who_is_on_an_older_revision() -> Non
     assert (found.devices, found.allocated, found.free, found.claims_on_previous_revision) == (2, 2, 0, 1)
     assert status.class_status(wish, None, [counted]).claims_on_previous_revision == 0
     assert status.policy_counts("p", [counted]) == GroupCount(4, 4, 0)
+
+
+def test_a_plan_of_many_nodes_stays_within_what_an_object_may_have() -> None:
+    """The API server refuses a larger object as a whole, and then the policy would say nothing any more."""
+    card = CardReport(0, "GPU-0", False, Reason.WAITING_FOR_CLAIMS, "ü" * 2000)
+    reports = [NodeReport(f"n{i:04}", (card,), actions=("ü" * 600,) * 64) for i in range(600)]
+
+    plans = status.node_plans(reports)
+
+    assert len(plans) == 512
+    size_bytes = sum(len(json.dumps(p.to_wire(), ensure_ascii=False).encode()) for p in plans)
+    assert size_bytes < 1024 * 1024
+    assert [len(p.actions or ()) for p in (plans[0], plans[-1])] == [64, 1]
+    assert plans[-1].actions == [
+        "64 cards not shown, because the status is full; select fewer nodes to see them"
+    ]
+
+
+def test_a_plan_that_fits_is_shown_whole() -> None:
+    reports = [NodeReport(f"n{i}", (), actions=("card 0: becomes whole",) * 8) for i in range(3)]
+
+    assert [len(p.actions or ()) for p in status.node_plans(reports)] == [8, 8, 8]
+    assert status.node_plans([NodeReport("n", ())])[0].actions is None
