@@ -71,13 +71,29 @@ def policy_status(
         devices=counts.devices,
         allocated=counts.allocated,
         free=counts.free,
-        device_classes=[status.class_status(w, world.classes.get(w.name), pools) for w in case.wishes],
+        device_classes=[
+            status.class_status(w, world.classes.get(w.name), pools) for w in _standing(case, world)
+        ],
         plan=status.node_plans(reports),
         preview=status.preview(
             len(case.selection.matched), len(case.selection.candidates), case.selection.clauses
         ),
         examples=_examples(case, reports, facts),
     )
+
+
+def _standing(case: Case, world: World) -> list[classes.DesiredClass]:
+    """Return the classes that were made for a policy: what it only wishes for, or somebody else has, is none of them.
+
+    One that was told of and is gone is about to be made again; that it is told of is how its loss is known for one.
+    """
+    told = {c.name for c in case.entry.policy.status.device_classes} if case.acts else set()
+    stands = (
+        (wish, live is not None and live.belongs_to(case.entry.name, case.entry.uid))
+        for wish in case.wishes
+        for live in [world.classes.get(wish.name)]
+    )
+    return [wish for wish, is_there in stands if is_there or wish.name in told]
 
 
 def _findings(

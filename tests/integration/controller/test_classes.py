@@ -257,3 +257,30 @@ def test_an_api_server_that_drops_the_extended_name_is_told_of_once() -> None:
             time.sleep(0.5)
         assert world.written(after=before) == []
         world.clean()
+
+
+def test_a_policy_that_only_planned_makes_its_classes_without_a_word_of_drift(world: World) -> None:
+    """From Plan to Apply is the ordinary way; nobody deleted anything."""
+    world.start_controller()
+    world.policy("p", {"offers": [OFFER], "rollout": {"mode": "Plan"}})
+    world.wait(
+        "the plan", lambda: world.condition("p")["reason"] == "Planned" or world.status("p")["examples"]
+    )
+
+    world.policy("p", {"offers": [OFFER]})
+
+    world.wait("the event", lambda: "ClassCreated" in [e["reason"] for e in world.events("GpuPolicy", "p")])
+    assert drifts(world) == []
+
+
+def test_a_name_that_became_free_is_taken_without_a_word_of_drift(world: World) -> None:
+    foreign(world, "h100")
+    world.start_controller()
+    world.policy("p", {"offers": [OFFER]})
+    world.wait_reason("p", "ResourceNameConflict")
+    assert world.status("p").get("deviceClasses", []) == []
+
+    world.admin.delete(f"{CLASSES}/h100")
+
+    world.wait("the event", lambda: "ClassCreated" in [e["reason"] for e in world.events("GpuPolicy", "p")])
+    assert drifts(world) == []

@@ -11,6 +11,7 @@ from gpupolicy.controller import reporting
 from gpupolicy.controller.judging import Case, with_refusal
 from gpupolicy.controller.world import World
 from gpupolicy.core import acceptance, classes, policies
+from gpupolicy.core.classes import LiveClass
 from gpupolicy.core.refusals import Refusal
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -63,3 +64,42 @@ def test_what_cannot_stand_in_the_cluster_does_not_say_that_nothing_is_touched()
     assert said["Accepted"] == said["Ready"] == ("False", "InvalidPolicy", "there is no namespace x")
     assert said["Applied"] == ("False", "RolloutPending", "no card is assigned yet")
     assert said["Reviewed"][:2] == ("Unknown", "InvalidPolicy")
+
+
+def live_class(name: str, owner: str) -> LiveClass:
+    return LiveClass(name=name, uid=f"uid-{name}", owner_uids=(owner,))
+
+
+@pytest.mark.parametrize(
+    ("mode", "live", "told", "shown"),
+    [
+        pytest.param("Apply", [live_class("p", "u")], [], ["p"], id="stands"),
+        pytest.param("Plan", [live_class("p", "u")], [], ["p"], id="stands-and-is-planned-anew"),
+        pytest.param("Plan", [], [], [], id="only-planned"),
+        pytest.param("Apply", [], [], [], id="refused-by-the-api-server"),
+        pytest.param("Apply", [live_class("p", "other")], [], [], id="of-somebody-else"),
+        pytest.param("Apply", [], ["p"], ["p"], id="deleted-by-hand"),
+        pytest.param("Apply", [], ["old"], [], id="not-offered-any-more"),
+        pytest.param("Plan", [], ["p"], [], id="deleted-by-hand-and-not-healed"),
+    ],
+)
+def test_classes_are_shown_once_they_were_made(
+    mode: str, live: list[LiveClass], told: list[str], shown: list[str]
+) -> None:
+    """A class that is shown and not there counts as deleted by somebody else."""
+    world = World()
+    for one in live:
+        world.put_class(one)
+    body = {
+        "metadata": {"name": "p", "uid": "u", "resourceVersion": "1"},
+        "spec": {"rollout": {"mode": mode}},
+        "status": {"deviceClasses": [{"name": name} for name in told]},
+    }
+    world.put_policy(body)
+    entry = world.policies["p"]
+    case = Case(entry, acceptance.Acceptance(), policies.view(entry.policy))
+    case = replace(case, wishes=classes.desired(entry.policy))
+
+    found = reporting.policy_status(case, [], world, cases={"p": case}, dropped={}, now=NOW)
+
+    assert [c.name for c in found.device_classes] == shown
