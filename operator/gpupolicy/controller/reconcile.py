@@ -27,7 +27,7 @@ from gpupolicy.api.node import GpuAssignment
 from gpupolicy.controller import access, apply, events, expressions, judging, pacing, reporting
 from gpupolicy.controller.planning import PlannedNode, Planning
 from gpupolicy.controller.queue import WorkQueue
-from gpupolicy.controller.world import World
+from gpupolicy.controller.world import PolicyEntry, World
 from gpupolicy.core import classes, render, rollout
 from gpupolicy.core.observation import ObservedNode
 from gpupolicy.core.refusals import Refusal
@@ -200,7 +200,7 @@ class Reconciler:
             self._add_rivals(entry.name)
             posts.append(events.class_deleted(subject, old.name))
         for wish in classes.handing_over(case.wishes, self._world.classes):
-            await self._apply_class(wish, self._world.classes.get(wish.name), entry.uid)
+            await self._give_up_name(wish, entry)
         known = {c.name for c in entry.policy.status.device_classes}
         for wish in case.wishes:
             live = self._world.classes.get(wish.name)
@@ -221,6 +221,20 @@ class Reconciler:
             await self._apply_class(wish, live, entry.uid)
             posts.append(event)
         return posts
+
+    async def _give_up_name(self, bare: classes.DesiredClass, entry: PolicyEntry) -> None:
+        """Take its extended name off a class of ours, which is about to be written as it is wanted.
+
+        What it tells of its revision stays, so that it can still be told whether the policy or somebody else changed it.
+        """
+        live = self._world.classes.get(bare.name)
+        if live is None or not live.belongs_to(entry.name, entry.uid):
+            return
+        body = classes.manifest(
+            bare, policy_uid=entry.uid, changed_at=live.changed_at, revision=live.revision
+        )
+        stored, _ = await apply.device_class(self._client, body, live)
+        self._world.put_class(stored)
 
     async def _apply_class(
         self, wish: classes.DesiredClass, live: classes.LiveClass | None, policy_uid: str

@@ -180,7 +180,12 @@ def _default_offer(policy: str, profile: str | None) -> Offer:
 
 
 def manifest(
-    wish: DesiredClass, *, policy_uid: str, changed_at: str | None = None, clear_config: bool = False
+    wish: DesiredClass,
+    *,
+    policy_uid: str,
+    changed_at: str | None = None,
+    clear_config: bool = False,
+    revision: str | None = None,
 ) -> dict[str, Any]:
     """Return the object to apply; every field in it is ours.
 
@@ -189,13 +194,14 @@ def manifest(
         policy_uid: UID of the policy, for the owner reference: the class goes when its policy goes.
         changed_at: RFC 3339 time at which its revision last changed; None for a manifest that is only shown.
         clear_config: whether to empty `spec.config`, which somebody else has filled.
+        revision: of what the class is on its way to or from, where this is a step between; its own by default.
     """
     spec: dict[str, Any] = {"selectors": [{"cel": {"expression": wish.expression}}]}
     if clear_config:
         spec["config"] = []
     if wish.extended_resource_name is not None:
         spec["extendedResourceName"] = wish.extended_resource_name
-    annotations = {REVISION_ANNOTATION: wish.revision}
+    annotations = {REVISION_ANNOTATION: revision or wish.revision}
     if changed_at is not None:
         annotations[CHANGED_ANNOTATION] = changed_at
     return {

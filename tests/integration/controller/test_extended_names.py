@@ -126,6 +126,21 @@ def test_names_that_classes_of_one_policy_hand_on_in_one_edit(
         wait_served(served, resource)
 
 
+def test_a_name_that_somebody_put_on_another_class_of_the_policy_goes_back(served: World) -> None:
+    served.policy("p", {"offers": [offer("a", GPU), offer("b", OTHER)]})
+    publish(served, "p")
+    wait_served(served)
+
+    served.admin.patch(f"{CLASSES}/a", {"spec": {"extendedResourceName": OTHER}})
+
+    served.wait("the name to go back", lambda: served.classes()["a"]["spec"]["extendedResourceName"] == GPU)
+    for resource in (GPU, OTHER):
+        wait_served(served, resource)
+    notes = [e["note"] for e in served.events("GpuPolicy", "p") if e["reason"] == "Drift"]
+    assert len(notes) == 1
+    assert "a was changed by somebody else (spec.extendedResourceName)" in notes[0]
+
+
 def offer(name: str, resource: str | None) -> dict[str, Any]:
     return {"deviceClassName": name, **({"extendedResourceName": resource} if resource else {})}
 
