@@ -349,7 +349,7 @@ class ClaimHandler:
                 taken = claims.holders(ref.uid, devices, self._state.claims)
                 is_fresh = loop.time() - fetched_at < FRESH_SECONDS
                 if is_fresh and again == devices and not taken:
-                    return await _to_the_end(self._do(ref, devices))
+                    return await _to_the_end(self._do(ref, devices, claims.reserved_pods(fetched)))
 
     async def _fetch(
         self, ref: wire.ClaimRef, *, timeout_seconds: float = FETCH_SECONDS
@@ -432,8 +432,10 @@ class ClaimHandler:
             async with asyncio.timeout(LOOK_AGAIN_SECONDS), self._state.changed:
                 await self._state.changed.wait()
 
-    async def _do(self, ref: wire.ClaimRef, devices: tuple[PreparedDevice, ...]) -> ClaimRecord:
-        """Carry a prepare out; the caller holds the locks."""
+    async def _do(
+        self, ref: wire.ClaimRef, devices: tuple[PreparedDevice, ...], pods: tuple[str, ...]
+    ) -> ClaimRecord:
+        """Carry a prepare out for these pods; the caller holds the locks."""
         record = self._state.claims.get(ref.uid)
         event = Event.PREPARE if record is None or claims.same_devices(record, devices) else Event.REPLACE
         wanted = ClaimRecord(
@@ -445,6 +447,7 @@ class ClaimHandler:
                 replace(d, cdi_ids=(cdi.qualified_name(names.CDI_KIND, ref.uid, d.device.name),))
                 for d in devices
             ),
+            pods=pods,
         )
         for effect in prepare.steps(record.state if record else None, event):
             await self._perform(effect, wanted)

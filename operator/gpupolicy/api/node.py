@@ -116,7 +116,7 @@ class ClaimReference(Wire):
     uid: str = Field(description="UID of the claim.")
     pods: list[str] = Field(
         default_factory=list,
-        description="Pods that the claim is reserved for.",
+        description="Pods that the claim was reserved for when it was prepared or last looked at.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     prepared: bool = Field(default=False, description="Whether this node has prepared it.")

@@ -108,6 +108,12 @@ def _match(
     )
 
 
+def reserved_pods(claim: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the pods for which a claim is reserved; they live in its namespace."""
+    reserved = (claim.get("status") or {}).get("reservedFor") or ()
+    return tuple(r.get("name", "") for r in reserved if r.get("resource") == "pods")
+
+
 def overlap(one: DeviceRecord, other: DeviceRecord) -> bool:
     """Return whether two devices are the same thing, or one lies inside the other."""
     if one.gpu_uuid != other.gpu_uuid:

@@ -51,16 +51,24 @@ def instance_label(instance: Instance) -> str:
 
 
 def users(claims: tuple[ClaimUse, ...], processes: tuple[Process, ...]) -> str:
-    """Return who uses something, for a message: `claim a/b (pod a/c), process 4711 (python)`."""
-    parts = []
-    for claim in claims:
-        pods = listing(pod_name(claim, pod) for pod in claim.pods)
-        parts.append(
-            f"claim {claim.namespace}/{claim.name}"
-            + (f" (pod{'s' if len(claim.pods) > 1 else ''} {pods})" if pods else "")
-        )
+    """Return who uses something, for a message: `pod a/c, claim a/b (pods a/d, a/e), process 4711 (python)`."""
+    parts = [_holder(claim) for claim in claims]
     parts += [f"process {p.pid}" + (f" ({p.name})" if p.name else "") for p in processes]
     return listing(parts)
+
+
+def _holder(claim: ClaimUse) -> str:
+    """Return a claim and its pods; of a claim that Kubernetes made for one pod, and named after it, that pod alone."""
+    pods = listing(pod_name(claim, pod) for pod in claim.pods)
+    if len(claim.pods) == 1 and claim.name.startswith(f"{claim.pods[0]}-"):
+        return f"pod {pods}"
+    told = f" (pod{'s' if len(claim.pods) > 1 else ''} {pods})" if pods else ""
+    return f"claim {claim.namespace}/{claim.name}{told}"
+
+
+def _remedy(claims: tuple[ClaimUse, ...], processes: tuple[Process, ...]) -> str:
+    ends = (["delete those pods"] if claims else []) + (["stop those processes"] if processes else [])
+    return f"{' and '.join(ends)}, or wait for their end"
 
 
 def waiting(gpu: Gpu, in_the_way: tuple[Instance, ...], *, whole_card: bool = False) -> Refusal:
@@ -78,7 +86,7 @@ def waiting(gpu: Gpu, in_the_way: tuple[Instance, ...], *, whole_card: bool = Fa
         parts.append(f"the whole card, used by {users(gpu.claims, gpu.processes)}")
     return Refusal(
         reason=Reason.WAITING_FOR_CLAIMS,
-        message=f"waits for {'; '.join(parts)}. Nothing in use is touched; delete those pods or wait for their end",
+        message=f"waits for {'; '.join(parts)}. Nothing in use is touched; {_remedy(claims, processes)}",
         instances=in_the_way,
         claims=claims,
         processes=processes,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpupolicy.api import names
+from gpupolicy.core.claims import reserved_pods
 from gpupolicy.core.inventory import ClaimUse
 from gpupolicy.core.records import DeviceKind
 
@@ -101,8 +102,7 @@ def holdings(claim: Mapping[str, Any]) -> tuple[Holding, ...]:
     if not results:
         return ()
     meta = claim.get("metadata") or {}
-    pods = tuple(r.get("name", "") for r in status.get("reservedFor") or () if r.get("resource") == "pods")
-    use = ClaimUse(meta.get("namespace", ""), meta.get("name", ""), meta.get("uid", ""), pods)
+    use = ClaimUse(meta.get("namespace", ""), meta.get("name", ""), meta.get("uid", ""), reserved_pods(claim))
     since = allocation.get("allocationTimestamp") or meta.get("creationTimestamp") or ""
     classes = _request_classes(claim)
     return tuple(

@@ -165,6 +165,20 @@ def edits_of(node: Node, uid: str) -> cdi.Spec:
     return cdi.read_spec(cdi.spec_path(node.cdi, "gpu.gpupolicy.dev/claim", uid))
 
 
+async def test_the_record_names_the_pods_that_wait_for_it(node: Node) -> None:
+    """Who waits for the claim's end is to be told whose it is, also after a restart of the agent."""
+    node.source.objects["claim-u1"]["status"]["reservedFor"] = [  # type: ignore[attr-defined]
+        {"resource": "pods", "name": "web-0", "uid": "p0"},
+        {"resource": "jobs", "apiGroup": "batch", "name": "other", "uid": "j0"},
+    ]
+    assert isinstance(await node.prepare("u1"), PreparedClaim)
+
+    assert node.state.claims["u1"].pods == ("web-0",)
+    again = await Node(node.directory, node.source).start()  # type: ignore[attr-defined]
+    assert again.state.claims["u1"].pods == ("web-0",)
+    await again.ledger.aclose()
+
+
 async def test_a_card_is_prepared(node: Node) -> None:
     """The answer names pool, device, request and CDI id; the file brings exactly that card's node."""
     answer = await node.prepare("u1")

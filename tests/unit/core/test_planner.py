@@ -155,7 +155,7 @@ def test_the_message_names_instances_claims_pods_and_processes() -> None:
     assert waiting is not None
     assert waiting.message == (
         "waits for 1g.10gb@0:1 used by claim team-a/train (pod team-a/train-pod), process 4711 (python). "
-        "Nothing in use is touched; delete those pods or wait for their end"
+        "Nothing in use is touched; delete those pods and stop those processes, or wait for their end"
     )
     assert waiting.pods == ("team-a/train-pod",)
     assert [c.name for c in waiting.claims] == ["train"]

@@ -28,6 +28,13 @@ def test_listing(count: int, text: str) -> None:
         pytest.param((claim("a"),), (), "claim team-a/a (pod team-a/a-pod)", id="one-pod"),
         pytest.param((claim("a", "x", "y"),), (), "claim team-a/a (pods team-a/x, team-a/y)", id="pods"),
         pytest.param((ClaimUse("n", "a", "u"),), (), "claim n/a", id="no-pod-yet"),
+        pytest.param((claim("web-0-gpu-x7k2p", "web-0"),), (), "pod team-a/web-0", id="made-for-one-pod"),
+        pytest.param(
+            (claim("web-0-gpu", "web-0", "x"),),
+            (),
+            "claim team-a/web-0-gpu (pods team-a/web-0, team-a/x)",
+            id="shared",
+        ),
         pytest.param((claim("a", "other/x"),), (), "claim team-a/a (pod other/x)", id="full-name-stays"),
         pytest.param((), (Process(1, "python"), Process(2)), "process 1 (python), process 2", id="processes"),
         pytest.param(
@@ -46,6 +53,20 @@ def test_pods_are_listed_once() -> None:
     refusal = Refusal(Reason.WAITING_FOR_CLAIMS, "", claims=(claim("a", "y", "x"), claim("b", "x")))
 
     assert refusal.pods == ("team-a/x", "team-a/y")
+
+
+@pytest.mark.parametrize(
+    ("used_by", "pid", "remedy"),
+    [
+        pytest.param("a", None, "delete those pods, or wait for their end", id="pods"),
+        pytest.param(None, 1, "stop those processes, or wait for their end", id="processes"),
+        pytest.param("a", 1, "delete those pods and stop those processes, or wait for their end", id="both"),
+    ],
+)
+def test_the_remedy_fits_who_is_in_the_way(used_by: str | None, pid: int | None, remedy: str) -> None:
+    busy = instance("1g.10gb@0", used_by=used_by, pid=pid)
+
+    assert waiting(card(busy), (busy,)).message.endswith(f"Nothing in use is touched; {remedy}")
 
 
 @pytest.mark.parametrize("whole_card", [False, True])
