@@ -252,7 +252,11 @@ class Offer(Wire):
                         "!self.contains('kubernetes.io/') && !self.startsWith('requests.')",
                         "must be an extended resource name outside kubernetes.io, e.g. nvidia.com/gpu",
                     ),
-                    ("size(self.split('/')[1]) <= 63", "the part after the slash has at most 63 characters"),
+                    (
+                        # A name without a slash is refused by the pattern, with a message of its own.
+                        "!self.contains('/') || size(self.split('/')[1]) <= 63",
+                        "the part after the slash has at most 63 characters",
+                    ),
                 ),
             ),
         ]

@@ -116,14 +116,17 @@ def select(policy: GpuPolicy, nodes: Iterable[NodeCards], judgements: Mapping[st
         if judgement.matches:
             matched.append(gpu)
     failure = _failure(failures)
+    clauses = _clauses(policy, candidates, judgements)
     return Selection(
         nodes=reporting,
         waiting=tuple(n.name for n in selected if not n.has_agent),
         matched=tuple(matched),
         candidates=candidates,
-        clauses=_clauses(policy, candidates, judgements),
+        clauses=clauses,
         failure=failure,
-        empty=None if matched else _empty(policy, known, selected, candidates, failure),
+        empty=None
+        if matched
+        else _empty(policy, known, selected, candidates, failure=failure, clauses=clauses),
     )
 
 
@@ -161,7 +164,9 @@ def _empty(
     known: Sequence[NodeCards],
     selected: Sequence[NodeCards],
     candidates: Sequence[Gpu],
+    *,
     failure: str,
+    clauses: Sequence[str],
 ) -> Refusal:
     """Say why no card is selected, with the values that exist."""
     if not selected:
@@ -187,7 +192,8 @@ def _empty(
         return Refusal(Reason.INVALID_SELECTOR, failure)
     return Refusal(
         Reason.NO_MATCHING_DEVICES,
-        f"spec.gpuSelector selects none of the {len(candidates)} cards on {reporting} nodes. "
+        f"spec.gpuSelector selects none of the {_count(len(candidates), 'card')} on {_count(reporting, 'node')}"
+        f"{f' ({listing(clauses)})' if clauses else ''}. "
         f"Values that exist: {existing_values(candidates)}",
     )
 
@@ -197,7 +203,14 @@ def _failure(failures: Counter[str]) -> str:
     if not failures:
         return ""
     ((message, _),) = failures.most_common(1)
-    return f"spec.gpuSelector.cel: on {failures.total()} cards, {message}. They are not taken"
+    return (
+        f"spec.gpuSelector.cel: on {_count(failures.total(), 'card')}, {message}. None of them is taken; those that the "
+        "policy has already are kept. Guard what may be missing: has(...) && ..., or .?name.orValue(...)"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _clauses(

@@ -164,10 +164,12 @@ def _pending(decision: CardDecision, facts: NodeFacts) -> Refusal:
 
 
 def _unseen(decision: CardDecision, facts: NodeFacts) -> Refusal | None:
-    missing = [d.name for d in decision.published.offered if d.name not in facts.shown]
+    offered = decision.published.offered
+    missing = sum(d.name not in facts.shown for d in offered)
     if not missing:
         return None
-    return Refusal(Reason.WAITING_FOR_SLICES, f"the API server does not show {listing(missing)} yet")
+    which = f"{missing} of its {len(offered)} devices" if len(offered) > 1 else "its device"
+    return Refusal(Reason.WAITING_FOR_SLICES, f"the API server does not show {which} yet")
 
 
 def _is_taken(facts: NodeFacts, gpu_uuid: str, name: str) -> bool:

@@ -7,11 +7,12 @@ read once, when it arrives, into the inventory's own types, and cards that offer
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpupolicy.api.conditions import ConditionType
+from gpupolicy.api.conditions import ConditionType, Reason
 from gpupolicy.api.node import (
     ClaimReference,
     GpuAssignment,
     GpuNode,
+    GpuNodeStatus,
     GpuStatus,
     InstanceStatus,
     MigStatus,
@@ -30,6 +31,7 @@ from gpupolicy.core.inventory import (
     Placement,
     Process,
 )
+from gpupolicy.core.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class ObservedNode:
         cards: the cards, by UUID.
         driver_version: version of the NVIDIA driver.
         cuda_version: CUDA version of the driver.
+        trouble: what is wrong with the node as a whole, as its agent says; None where cards alone are in trouble.
     """
 
     name: str
@@ -75,6 +78,7 @@ class ObservedNode:
     cards: Mapping[str, ObservedCard] = field(default_factory=dict)
     driver_version: str = ""
     cuda_version: str = ""
+    trouble: Refusal | None = None
 
     @property
     def has_reported(self) -> bool:
@@ -121,6 +125,7 @@ class Reader:
             cards={g.uuid: self._card(g) for g in status.gpus},
             driver_version=status.driver_version or "",
             cuda_version=status.cuda_version or "",
+            trouble=_trouble(status),
         )
 
     def _card(self, status: GpuStatus) -> ObservedCard:
@@ -177,6 +182,25 @@ class Reader:
             mode_needs_reset=status.mode_needs_reset,
             profiles=self._profiles.setdefault(found, found),
         )
+
+
+def _trouble(status: GpuNodeStatus) -> Refusal | None:
+    """Return why the agent cannot see or serve the cards of its node, whatever they say themselves."""
+    found = {c.type: c for c in status.conditions}
+    observed, ready = found.get(ConditionType.OBSERVED), found.get(ConditionType.READY)
+    if observed is not None and observed.status != "True":
+        told = observed
+    elif (
+        ready is None
+        or ready.status == "True"
+        or ready.reason in {g.reason for g in status.gpus}
+        or any(c.status != "True" for c in status.conditions if c.type != ConditionType.READY)
+    ):
+        return None
+    else:
+        told = ready
+    reason = Reason(told.reason) if told.reason in set(Reason) else Reason.DEGRADED
+    return Refusal(reason, told.message)
 
 
 def _instance(status: InstanceStatus) -> Instance:

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuAssignment, MigLayout
@@ -27,11 +27,14 @@ from gpupolicy.core.observation import ObservedNode
 from gpupolicy.core.planner import CardPlan, Change
 from gpupolicy.core.policies import PolicyView
 from gpupolicy.core.records import DeviceKind
-from gpupolicy.core.refusals import Refusal, instance_label
+from gpupolicy.core.refusals import Refusal, instance_label, listing
 from gpupolicy.core.status import CardReport, NodeReport, card_report
 from gpupolicy.core.tally import DeviceGroup, GroupCount, PoolTally
 
 _FROZEN = "frozen"
+
+_UNEXPLAINED: Final = frozenset({Reason.WAITING_FOR_SLICES, Reason.WAITING_FOR_AGENT, Reason.ROLLOUT_PENDING})
+"""What is said of a card while nobody knows more; a trouble of its whole node explains it."""
 
 
 def frozen(view: PolicyView) -> PolicyView:
@@ -206,6 +209,8 @@ def node_report(policy: str, facts: NodeFacts) -> NodeReport:
             Reason.STALE,
             f"the agent has not reported since {node.last_observed_time or 'ever'}; look at its pod",
         )
+    elif any(not c.is_ready and c.reason in _UNEXPLAINED for c in cards):
+        trouble = node.trouble
     counts = sum((c for g, c in facts.pool.groups.items() if g.policy == policy), GroupCount())
     return NodeReport(
         node=node.name,
@@ -230,19 +235,27 @@ def conflict(facts: Iterable[NodeFacts]) -> tuple[Refusal | None, tuple[str, ...
     The cards that a policy does have are served all the same. Where a higher priority took every card that a
     policy matches, that is a conflict too: it serves nothing.
     """
-    equal: list[str] = []
-    outranked: list[str] = []
-    notes: list[str] = []
+    equal: list[tuple[str, str]] = []
+    outranked: list[tuple[str, str]] = []
+    won: list[tuple[str, str]] = []
     granted = 0
     for fact in facts:
         granted += len(fact.share.granted)
         for loss in fact.share.lost:
-            text = f"on {fact.node.name}, {loss.told_to_loser()}"
-            (outranked if loss.by_priority else equal).append(text)
-        notes += [f"on {fact.node.name}, {win.told_to_winner()}" for win in fact.share.won]
+            (outranked if loss.by_priority else equal).append((fact.node.name, loss.told_to_loser()))
+        won += [(fact.node.name, win.told_to_winner()) for win in fact.share.won]
+    notes = _by_text(won)
     if equal or (outranked and not granted):
-        return Refusal(Reason.DEVICE_CONFLICT, ". ".join([*equal, *outranked])), tuple(notes)
-    return None, (*outranked, *notes)
+        return Refusal(Reason.DEVICE_CONFLICT, ". ".join([*_by_text(equal), *_by_text(outranked)])), notes
+    return None, (*_by_text(outranked), *notes)
+
+
+def _by_text(told: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return `on NODES, TEXT` for pairs of a node and a text; nodes of which the same is to be said share a line."""
+    nodes: dict[str, list[str]] = {}
+    for node, text in told:
+        nodes.setdefault(text, []).append(node)
+    return tuple(f"on {listing(found)}, {text}" for text, found in nodes.items())
 
 
 def actions(plan: NodePlan, policy: str) -> tuple[str, ...]:

@@ -158,7 +158,13 @@ def card_report(
         return CardReport(observed.gpu.index, wanted.uuid, False, pending, message)
     shown = pool.cards.get(wanted.uuid, {})
     if not pool.is_complete or dict(shown) != dict(expected):
-        text = f"the layout stands, the API server shows {_groups(shown)} of {_groups(expected)}"
+        if trouble not in _NO_TROUBLE and trouble is not Reason.WAITING_FOR_SLICES:
+            # The agent has withdrawn them and says why: what stood was changed by somebody, or the card is sick.
+            return CardReport(observed.gpu.index, wanted.uuid, False, trouble, message)
+        text = (
+            f"the layout stands, the API server shows {_groups(shown)} of {_groups(expected)}; "
+            "if it stays so, look at the pod of the node's agent"
+        )
         return CardReport(observed.gpu.index, wanted.uuid, False, Reason.WAITING_FOR_SLICES, text)
     if trouble in _NO_TROUBLE:
         return CardReport(observed.gpu.index, wanted.uuid, True, Reason.APPLIED)
@@ -309,7 +315,10 @@ def _no(type_: ConditionType, refusal: Refusal) -> Verdict:
 def _summary(
     type_: ConditionType, good: Reason, troubled: Sequence[NodeReport], reports: Sequence[NodeReport]
 ) -> Verdict:
-    """Sum up nodes: the most urgent reason, and for each reason the nodes and the first of their messages."""
+    """Sum up nodes: the most urgent reason, and for each reason the nodes and the first of their messages.
+
+    Where they do not all say the same, it stands there whose message it is.
+    """
     if not troubled:
         cards = sum(len(r.cards) for r in reports)
         return Verdict(type_, "True", good, f"{_count(cards, 'card')} on {_count(len(reports), 'node')}")
@@ -322,8 +331,9 @@ def _summary(
     for reason, group in groupby(known, key=lambda item: item[0]):
         members = list(group)
         nodes = listing(node for _, node, _ in members)
-        text = next((message for _, _, message in members if message), "")
-        parts.append(f"{reason} on {nodes}" + (f": {text}" if text else ""))
+        node, text = next(((node, message) for _, node, message in members if message), ("", ""))
+        whose = f"{node}: " if any(message != text for _, _, message in members) else ""
+        parts.append(f"{reason} on {nodes}" + (f": {whose}{text}" if text else ""))
     status: Status = "Unknown" if {reason for reason, _, _ in known} == {Reason.STALE} else "False"
     return Verdict(type_, status, known[0][0], shortened("; ".join(parts)))
 

@@ -123,7 +123,10 @@ def test_an_expression_that_fails_on_some_cards_is_a_note_and_takes_the_others()
     assert [g.index for g in selection.matched] == [0, 3]
     assert accepted.refusal is None
     assert accepted.notes == (
-        "spec.gpuSelector.cel: on 2 cards, the CEL expression fails: no such key: x. They are not taken",
+        (
+            "spec.gpuSelector.cel: on 2 cards, the CEL expression fails: no such key: x. None of them is taken; those "
+            "that the policy has already are kept. Guard what may be missing: has(...) && ..., or .?name.orValue(...)"
+        ),
     )
 
 
@@ -170,8 +173,24 @@ EMPTY: list[Any] = [
         None,
         {"gpuSelector": {"products": ["NVIDIA B300"]}},
         Reason.NO_MATCHING_DEVICES,
-        ["none of the 4 cards on 2 nodes", "NVIDIA H100 80GB HBM3", "Tesla T4", "81559Mi", "7.5, 9.0"],
+        [
+            "none of the 4 cards on 2 nodes (products: drops 4). ",
+            "NVIDIA H100 80GB HBM3",
+            "Tesla T4",
+            "81559Mi",
+            "7.5, 9.0",
+        ],
         id="product-that-does-not-exist",
+    ),
+    pytest.param(
+        None,
+        {
+            "gpuSelector": {"minMemory": "1Gi", "products": ["A*"]},
+            "nodeSelector": {"matchLabels": {"pool": "infer"}},
+        },
+        Reason.NO_MATCHING_DEVICES,
+        ["on 1 node (", "products: drops ", "minMemory: drops 0"],
+        id="which-field-drops-them",
     ),
 ]
 

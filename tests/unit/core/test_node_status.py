@@ -61,7 +61,7 @@ def test_an_applied_node_is_ready() -> None:
             APPLIED,
             {"shown": ALL - {"mig-0-9-4"}},
             Reason.WAITING_FOR_SLICES,
-            "mig-0-9-4",
+            "does not show 1 of its 3 devices yet",
             id="not shown yet",
         ),
         pytest.param(card(), {}, Reason.ROLLOUT_PENDING, "create 3g.40gb@4:4", id="under way"),

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuNode
 from gpupolicy.core.inventory import ClaimUse, Gpu, Health, Inventory, MigState, Ownership, Placement, Process
 from gpupolicy.core.node_status import NodeFacts, node_status
 from gpupolicy.core.observation import ObservedNode, Reader
+from gpupolicy.core.refusals import Refusal
 from tests.unit.core import builders
 
 PROFILE = {
@@ -173,3 +175,62 @@ def test_the_inventory_is_in_order_of_the_indexes() -> None:
     cards = [{"uuid": f"GPU-{i}", "index": i} for i in (3, 1, 2)]
 
     assert [g.index for g in read(*cards).inventory.gpus] == [1, 2, 3]
+
+
+def _conditions(**said: str) -> list[dict[str, Any]]:
+    """Make conditions from `Ready="False/CdiUnavailable"`; those not given are True."""
+    found = []
+    for kind in ("Observed", "Applied", "Healthy", "Ready"):
+        state, _, reason = said.get(kind, f"True/{kind}").partition("/")
+        found.append(
+            {
+                "type": kind,
+                "status": state,
+                "reason": reason,
+                "message": f"{kind} says why",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("said", "trouble"),
+    [
+        pytest.param({}, None, id="all-is-well"),
+        pytest.param(
+            {"Observed": "False/NvmlUnavailable", "Ready": "False/NvmlUnavailable"},
+            Refusal(Reason.NVML_UNAVAILABLE, "Observed says why"),
+            id="blind",
+        ),
+        pytest.param(
+            {"Observed": "Unknown/NvmlUnavailable"},
+            Refusal(Reason.NVML_UNAVAILABLE, "Observed says why"),
+            id="blind-for-a-moment",
+        ),
+        pytest.param(
+            {"Ready": "False/CdiUnavailable"},
+            Refusal(Reason.CDI_UNAVAILABLE, "Ready says why"),
+            id="cannot-serve",
+        ),
+        pytest.param({"Ready": "False/Applied"}, None, id="a-card-says-it-itself"),
+        pytest.param(
+            {"Healthy": "False/GpuUnhealthy", "Ready": "False/GpuUnhealthy"},
+            None,
+            id="a-card-that-nobody-wants-is-sick",
+        ),
+        pytest.param(
+            {"Ready": "False/OfTheFuture"},
+            Refusal(Reason.DEGRADED, "Ready says why"),
+            id="agent-of-the-future",
+        ),
+    ],
+)
+def test_the_trouble_of_a_node_is_what_no_card_of_it_says(
+    said: dict[str, str], trouble: Refusal | None
+) -> None:
+    assert read(CARD, conditions=_conditions(**said)).trouble == trouble
+
+
+def test_a_node_that_never_reported_has_no_trouble() -> None:
+    assert read().trouble is None

@@ -16,6 +16,7 @@ from gpupolicy.core.inventory import Gpu
 from gpupolicy.core.nodes import NodePlan, NodeView, plan_node
 from gpupolicy.core.observation import ObservedCard, ObservedNode
 from gpupolicy.core.policies import PolicyView
+from gpupolicy.core.refusals import Refusal
 from gpupolicy.core.tally import DeviceGroup, PoolTally
 from tests.unit.core.builders import H100, card, instance
 from tests.unit.core.wire import MIG, policy
@@ -338,6 +339,61 @@ def test_an_agent_that_is_silent_is_a_trouble_of_its_node() -> None:
     assert report.trouble is not None
     assert report.trouble.reason is Reason.STALE
     assert "2026-01-01T00:00:00Z" in report.trouble.message
+
+
+@pytest.mark.parametrize(
+    ("card_says", "stale", "told"),
+    [
+        pytest.param("Applied", False, Reason.OWNERSHIP_CONFLICT, id="devices-withdrawn"),
+        pytest.param("WaitingForClaims", False, None, id="the-card-has-a-reason-of-its-own"),
+        pytest.param("Applied", True, Reason.STALE, id="an-old-word-explains-nothing"),
+    ],
+)
+def test_a_trouble_of_the_node_explains_what_its_cards_cannot(
+    card_says: str, stale: bool, told: Reason | None
+) -> None:
+    me = policy("p")
+    gpu = card(index=0, enabled=False)
+    revision = rollout.assignment(me, gpu.uuid).revision if card_says == "Applied" else "r0"
+    plugin = Refusal(Reason.OWNERSHIP_CONFLICT, "a device plugin advertises nvidia.com/gpu: 8 on this node")
+    observed = node(cards={gpu.uuid: ObservedCard(gpu, "p", revision, card_says)}, trouble=plugin)
+
+    report = rollout.node_report("p", facts(observed, me, is_stale=stale))
+
+    assert (report.trouble and report.trouble.reason) == told
+    if told is Reason.OWNERSHIP_CONFLICT:
+        assert report.problem == plugin
+
+
+def test_a_trouble_of_the_node_takes_nothing_from_cards_that_can_be_claimed() -> None:
+    """An agent that starts says for a moment that it is not registered; what stands can be claimed all the same."""
+    me = policy("p")
+    gpu = card(index=0, enabled=False)
+    revision = rollout.assignment(me, gpu.uuid).revision
+    observed = node(
+        cards={gpu.uuid: ObservedCard(gpu, "p", revision, "Applied")},
+        trouble=Refusal(Reason.PLUGIN_NOT_REGISTERED, "not registered yet"),
+    )
+    shown = PoolTally(cards={gpu.uuid: {DeviceGroup("p", "gpu"): 1}})
+
+    assert rollout.node_report("p", facts(observed, me, pool=shown)).problem is None
+
+
+def test_nodes_of_which_the_same_is_to_be_said_share_a_line() -> None:
+    low, high = policy("low"), policy("high", priority=5)
+    seen = [
+        replace(node(cards(2)), name="a"),
+        replace(node(cards(2)), name="b"),
+        replace(node(cards(1)), name="c"),
+    ]
+
+    refusal, _ = rollout.conflict([facts(n, low, high) for n in seen])
+    _, notes = rollout.conflict([facts(n, high, low) for n in seen])
+
+    assert refusal is not None
+    assert refusal.message.startswith("on a, b, cards 0-1 belong to policy high")
+    assert ". on c, card 0 belongs to policy high" in refusal.message
+    assert [n.split(", takes")[0] for n in notes] == ["on a, b", "on c"]
 
 
 def test_of_equal_priority_the_younger_is_in_conflict_and_the_older_is_told() -> None:

@@ -86,10 +86,23 @@ def test_a_card(card: ObservedCard | None, shown: PoolTally, outcome: tuple[bool
     assert report.is_ready is (outcome == (True, Reason.APPLIED))
 
 
+@pytest.mark.parametrize("reason", ["OwnershipConflict", "GpuUnhealthy", "RolloutPending"])
+def test_devices_that_the_agent_withdrew_are_missing_for_its_reason(reason: str) -> None:
+    """Somebody cut the card anew: its layout does not stand, whatever the revision says."""
+    report = status.card_report(
+        WANTED, observed(reason=reason, message="1g.20gb@6:2 is foreign"), pool({}), EXPECTED
+    )
+
+    assert (report.is_applied, report.reason, report.message) == (False, reason, "1g.20gb@6:2 is foreign")
+
+
 def test_stale_slices_are_named() -> None:
     report = status.card_report(WANTED, observed(), pool({DeviceGroup("p", "mig", "1g.10gb"): 7}), EXPECTED)
 
-    assert report.message == "the layout stands, the API server shows 7 1g.10gb of 1 gpu"
+    assert report.message == (
+        "the layout stands, the API server shows 7 1g.10gb of 1 gpu; "
+        "if it stays so, look at the pod of the node's agent"
+    )
 
 
 # Nodes.
@@ -397,3 +410,21 @@ def test_a_plan_that_fits_is_shown_whole() -> None:
 
     assert [len(p.actions or ()) for p in status.node_plans(reports)] == [8, 8, 8]
     assert status.node_plans([NodeReport("n", ())])[0].actions is None
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        pytest.param(("x", "x"), "WaitingForClaims on a, b: card 0: x", id="the-same"),
+        pytest.param(("x", "y"), "WaitingForClaims on a, b: a: card 0: x", id="whose-message-it-is"),
+        pytest.param(("x",), "WaitingForClaims on a: card 0: x", id="one-node"),
+        pytest.param(("", ""), "WaitingForClaims on a, b: card 0", id="nothing-but-cards"),
+    ],
+)
+def test_the_message_of_one_node_is_not_taken_for_that_of_all(messages: tuple[str, ...], told: str) -> None:
+    reports = [
+        NodeReport(name, (bad(0, Reason.WAITING_FOR_CLAIMS, text),))
+        for name, text in zip("ab", messages, strict=False)
+    ]
+
+    assert status.verdicts(reports, Standing())[2].message == told
