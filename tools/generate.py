@@ -54,7 +54,8 @@ def reasons_page() -> str:
         "",
     ]
     for title, enumeration in (("Condition", "ConditionType"), ("Reason", "Reason")):
-        lines += [f"| {title} | Meaning |", "|---|---|"]
+        meaning = "Meaning, and what to do" if enumeration == "Reason" else "Meaning"
+        lines += [f"| {title} | {meaning} |", "|---|---|"]
         lines += [f"| `{value}` | {text} |" for value, text in documented_members(source, enumeration)]
         lines.append("")
     return "\n".join(lines)

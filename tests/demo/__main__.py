@@ -118,11 +118,12 @@ def present(stack: Stack) -> None:
     plane = stack.cluster.control_plane
     print(
         "\nGo on playing:\n"
-        f"  export KUBECONFIG={plane.admin_kubeconfig} PATH={plane.programs}:$PATH\n"
+        f"  export KUBECONFIG={plane.admin_kubeconfig} PATH={plane.programs}:$PATH:{Path(sys.executable).parent}\n"
         "  kubectl get gpupolicies -o wide\n"
-        "  kubectl describe gpunode gpu-05\n"
+        "  kubectl get gpunodes -o wide\n"
         "  kubectl explain gpupolicy.spec.sharing\n"
-        "  kubectl edit gpupolicy infer        # change the layout: idle cards change, busy ones wait\n"
+        """  kubectl gpupolicy select 'device.attributes["gpu.gpupolicy.dev"].type == "mig"'\n"""
+        "  kubectl edit gpupolicy infer        # change the layout and offers: idle cards change, busy ones wait\n"
         "Stop: make demo-down"
     )
 

@@ -205,6 +205,14 @@ def test_the_examples_are_accepted(cluster: Cluster, name: str) -> None:
     )
 
 
+def test_a_name_without_a_slash_is_refused_once(cluster: Cluster) -> None:
+    """The rule on the part after the slash does not fail on a name that has none."""
+    with pytest.raises(KubectlError) as refusal:
+        apply(cluster, {"offers": [{"deviceClassName": "a", "extendedResourceName": "gpu"}]})
+    assert "spec.offers[0].extendedResourceName" in refusal.value.stderr
+    assert "index out of bounds" not in refusal.value.stderr
+
+
 def test_defaults_say_what_an_empty_policy_means(cluster: Cluster) -> None:
     """An admin who reads the object back sees the strategy and the rollout that apply."""
     spec = json.loads(apply(cluster, {}))["spec"]

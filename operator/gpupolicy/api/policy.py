@@ -151,7 +151,7 @@ class MigSpec(Wire):
     mode: MigMode = Field(
         default=MigMode.STATIC,
         description="Static: this layout on every selected card. OnDemand: every placement is offered and cut when a "
-        "pod is prepared.",
+        "pod is prepared; not served yet.",
     )
     layout: Annotated[list[MigLayoutEntry], Field(max_length=16)] = Field(
         default_factory=list,
@@ -224,13 +224,16 @@ class Sharing(Wire):
     strategy: Strategy = Field(
         default=Strategy.EXCLUSIVE,
         description="Exclusive: one claim per card. MIG: instances with memory and compute of their own. TimeSlicing: "
-        "claims take turns, no memory isolation. MPS: claims run at once under admission limits.",
+        "claims take turns, no memory isolation. MPS: claims run at once under admission limits. The last two are not "
+        "served yet.",
     )
     mig: MigSpec | None = Field(
         default=None, description="The MIG layout; with strategy MIG (or MPS inside MIG)."
     )
-    time_slicing: TimeSlicingSpec | None = Field(default=None, description="With strategy TimeSlicing.")
-    mps: MpsSpec | None = Field(default=None, description="With strategy MPS.")
+    time_slicing: TimeSlicingSpec | None = Field(
+        default=None, description="With strategy TimeSlicing; not served yet."
+    )
+    mps: MpsSpec | None = Field(default=None, description="With strategy MPS; not served yet.")
 
 
 class Offer(Wire):
@@ -324,13 +327,14 @@ class Rollout(Wire):
     on_busy: OnBusy = Field(
         default=OnBusy.WAIT,
         description="Wait: instances in use are left alone until their claims are gone. Evict: pods are evicted, "
-        "respecting PodDisruptionBudgets.",
+        "respecting PodDisruptionBudgets; not served yet.",
     )
     max_unavailable_nodes: Annotated[int, Field(ge=1, le=5000)] = Field(
-        default=1, description="How many nodes may be out of service at a time."
+        default=1,
+        description="How many nodes may be out of service at a time; more than 1 is not served yet.",
     )
     window: Window | None = Field(
-        default=None, description="Disruptive changes begin only inside this window."
+        default=None, description="Disruptive changes begin only inside this window; not served yet."
     )
 
 
@@ -387,13 +391,13 @@ class GpuPolicySpec(Wire):
     )
     on_delete: OnDelete = Field(
         default=OnDelete.RETAIN,
-        description="Retain: the layout stays when the policy is deleted. Restore: idle cards become whole again. "
-        "Running pods keep their devices either way.",
+        description="Retain: the layout stays when the policy is deleted. Restore: idle cards become whole again; "
+        "not served yet. Running pods keep their devices either way.",
     )
     adopt: bool = Field(
         default=False,
         description="Allow to destroy idle MIG instances that GpuPolicy did not create. Without it they are reported "
-        "as OwnershipConflict and left alone.",
+        "as OwnershipConflict and left alone. Not served yet.",
     )
 
 
@@ -461,7 +465,7 @@ class GpuPolicyStatus(Wire):
     observed_generation: int = Field(default=0, description="Generation that this status was computed from.")
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(
         default_factory=list,
-        description="Accepted, Applied and Ready (the summary).",
+        description="Accepted, Applied, Reviewed and Ready (the summary).",
         json_schema_extra=list_map("type"),
     )
     nodes: str = Field(default="0/0", description="Nodes applied / selected.")

@@ -30,7 +30,7 @@ from gpupolicy.cli.main import CommandError
 from gpupolicy.cli.table import columns
 from gpupolicy.core import lint, selection, slice_devices
 from gpupolicy.core.lint import Finding
-from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Preview, Verdict
+from gpupolicy.core.selection import Admission, Answer, Device, Outcome, Preview
 
 __all__ = ["add_arguments", "run"]
 
@@ -179,25 +179,27 @@ async def _server_verdict(client: Any, expression: str) -> str | None:
 
 
 def _table(report: _Report) -> str:
-    rows = [("DEVICE", "NODE", "DRIVER", "VERDICT", "REASON")]
-    rows += [
-        (device.name, device.node or "-", device.driver, verdict.outcome.value, _brief(report, verdict))
-        for device, verdict in zip(report.source.devices, report.preview.verdicts, strict=True)
-    ]
-    lines = [*columns(rows), ""] if report.source.devices else ["no devices to select from"]
+    lines = [] if report.source.devices else ["no devices to select from"]
     if report.problem:
+        # What does not compile says the same of every device: once is enough.
         lines.append(f"{_DOES_NOT_COMPILE}: {report.problem}")
     elif report.source.devices:
-        lines.append(report.preview.message)
+        rows = [("DEVICE", "NODE", "DRIVER", "VERDICT", "REASON")]
+        rows += [
+            (
+                device.name,
+                device.node or "-",
+                device.driver,
+                verdict.outcome.value,
+                verdict.reason.split("\n")[0],
+            )
+            for device, verdict in zip(report.source.devices, report.preview.verdicts, strict=True)
+        ]
+        lines += [*columns(rows), "", report.preview.message]
     lines += [f"{finding.reason}: {finding.message}" for finding in report.findings]
     lines += [f"not read: {problem}" for problem in report.source.problems]
     lines += _admission_lines(report)
     return "\n".join(lines)
-
-
-def _brief(report: _Report, verdict: Verdict) -> str:
-    # The compiler's words stand below the table, once.
-    return _DOES_NOT_COMPILE if report.problem else verdict.reason.split("\n")[0]
 
 
 def _admission_lines(report: _Report) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gpupolicy.api.conditions import Reason
+from gpupolicy.api.policy import GpuPolicy
 from gpupolicy.core import served
 from tests.unit.core.wire import MIG, policy
 
@@ -98,3 +99,15 @@ def test_one_extended_name_for_two_offers_is_refused() -> None:
     assert refusal is not None
     assert refusal.reason is Reason.INVALID_POLICY
     assert "nvidia.com/gpu is the extendedResourceName of a and of b" in refusal.message
+
+
+@pytest.mark.parametrize("row", served.UNSERVED, ids=lambda row: row.field)
+def test_explain_says_what_is_not_served(row: served.Unserved) -> None:
+    """Who reads `kubectl explain` before writing a policy must not learn it from the refusal."""
+    schema: Any = GpuPolicy.model_json_schema(by_alias=True)
+    field: Any = schema
+    for name in row.field.split("."):
+        target = field.get("$ref") or next((o["$ref"] for o in field.get("anyOf", ()) if "$ref" in o), None)
+        field = (schema["$defs"][target.rpartition("/")[2]] if target else field)["properties"][name]
+
+    assert "not served yet" in field["description"].lower()

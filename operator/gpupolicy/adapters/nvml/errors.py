@@ -55,6 +55,8 @@ _FAULTS: Final = {
 _REMEDIES: Final = {
     9: "load the NVIDIA kernel driver",
     12: "install the NVIDIA driver, or name its library with --nvml-library or --driver-root",
+    15: "reset the card or reboot the node; one that is lost again is to be replaced",
+    16: "reset the card or reboot the node",
     18: "the driver was updated under the agent: reboot the node, or reload the driver and restart the agent",
 }
 
