@@ -30,7 +30,7 @@ from gpupolicy.core.inventory import Gpu, Health, Ownership
 from gpupolicy.core.layouts import Layout
 from gpupolicy.core.matching import Judgement, combine
 from gpupolicy.core.policies import PolicyView, by_precedence
-from gpupolicy.core.refusals import Refusal, instance_label, listing
+from gpupolicy.core.refusals import Refusal, cards_text, instance_label, listing
 
 Judgements = Mapping[str, Mapping[str, Judgement]]
 """What the free expressions say: policy name -> card UUID -> judgement."""
@@ -179,18 +179,6 @@ def assign(
         for policy in ranked
     )
     return Assignment(cards=tuple(_owner(gpu, rounds.taken, ranked, shares) for gpu in cards), shares=shares)
-
-
-def cards_text(indexes: Sequence[int]) -> str:
-    """Return `card 3` or `cards 0-3, 5`."""
-    runs: list[list[int]] = []
-    for index in sorted(indexes):
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return f"card{'' if len(indexes) == 1 else 's'} {', '.join(parts)}"
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from typing import Final
 
 from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuRelease
-from gpupolicy.core.assignment import cards_text
 from gpupolicy.core.inventory import Ownership
 from gpupolicy.core.observation import ObservedCard, ObservedNode
+from gpupolicy.core.refusals import cards_text
 
 _UNDER_WAY: Final = frozenset({Reason.ROLLOUT_PENDING, Reason.WAITING_FOR_SLICES, Reason.DEGRADED})
 """Reasons of a card that the agent goes on with; after any other one it is somebody else's turn."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuNodeStatus, GpuStatus
-from gpupolicy.core.assignment import cards_text
 from gpupolicy.core.inventory import Health
+from gpupolicy.core.refusals import cards_text
 
 _QUIET = frozenset({Reason.APPLIED, Reason.IDLE, Reason.ROLLOUT_PENDING, Reason.WAITING_FOR_SLICES})
 """Reasons of a card on its ordinary way."""

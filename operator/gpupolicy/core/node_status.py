@@ -28,7 +28,7 @@ from gpupolicy.core.inventory import ClaimUse, Gpu, Health, Instance, Inventory,
 from gpupolicy.core.layouts import StaticLayout
 from gpupolicy.core.planner import CardPlan
 from gpupolicy.core.records import GpuRecord
-from gpupolicy.core.refusals import Refusal, listing
+from gpupolicy.core.refusals import Refusal, cards_text, listing
 from gpupolicy.core.steps import steps_of
 
 MESSAGE_LIMIT = 2048
@@ -237,7 +237,11 @@ def _ready(
 
 
 def _cards_text(gpus: Iterable[GpuStatus]) -> str:
-    return "; ".join(f"card {g.index}: {g.message or g.reason}" for g in gpus)
+    """Return what cards say; those that say the same share a line."""
+    told: dict[str, list[int]] = {}
+    for gpu in gpus:
+        told.setdefault(gpu.message or gpu.reason, []).append(gpu.index)
+    return "; ".join(f"{cards_text(indexes)}: {text}" for text, indexes in told.items())
 
 
 def _condition(verdict: _Verdict, before: Condition | None, generation: int, now: str) -> Condition:

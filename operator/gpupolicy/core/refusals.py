@@ -4,7 +4,7 @@ A decision that cannot be carried out returns one of these; nothing raises for i
 conditions, events and metrics share; the message names what stands in the way and the remedy.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpupolicy.api.conditions import Reason
@@ -43,6 +43,18 @@ def listing(names: Iterable[str], shown: int = SHOWN) -> str:
     names = list(names)
     rest = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def cards_text(indexes: Sequence[int]) -> str:
+    """Return `card 3` or `cards 0-3, 5`."""
+    runs: list[list[int]] = []
+    for index in sorted(indexes):
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"card{'' if len(indexes) == 1 else 's'} {', '.join(parts)}"
 
 
 def instance_label(instance: Instance) -> str:

@@ -19,9 +19,8 @@ from typing import Final
 
 from gpupolicy.api.conditions import ConditionType, Reason
 from gpupolicy.api.policy import GpuPolicy
-from gpupolicy.core.assignment import cards_text
 from gpupolicy.core.classes import DesiredClass
-from gpupolicy.core.refusals import Refusal, listing
+from gpupolicy.core.refusals import Refusal, cards_text, listing
 from gpupolicy.core.rollout import NodeFacts
 from gpupolicy.core.selection import Reads
 from gpupolicy.core.status import Verdict, shortened

@@ -18,7 +18,7 @@ from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuAssignment, MigLayout
 from gpupolicy.api.policy import GpuPolicy, Strategy
 from gpupolicy.core import profiles
-from gpupolicy.core.assignment import Share, cards_text
+from gpupolicy.core.assignment import Share
 from gpupolicy.core.inventory import Gpu
 from gpupolicy.core.labels import LabelSelector
 from gpupolicy.core.matching import CardSelector
@@ -27,7 +27,7 @@ from gpupolicy.core.observation import ObservedNode
 from gpupolicy.core.planner import CardPlan, Change
 from gpupolicy.core.policies import PolicyView
 from gpupolicy.core.records import DeviceKind
-from gpupolicy.core.refusals import Refusal, instance_label, listing
+from gpupolicy.core.refusals import Refusal, cards_text, instance_label, listing
 from gpupolicy.core.status import CardReport, NodeReport, card_report
 from gpupolicy.core.tally import DeviceGroup, GroupCount, PoolTally
 

@@ -17,10 +17,9 @@ from gpupolicy.api.conditions import Condition, ConditionType, Reason, Status
 from gpupolicy.api.node import GpuAssignment
 from gpupolicy.api.policy import ClassStatus, NodePlan, Preview
 from gpupolicy.core import access
-from gpupolicy.core.assignment import cards_text
 from gpupolicy.core.classes import DesiredClass, LiveClass
 from gpupolicy.core.observation import ObservedCard
-from gpupolicy.core.refusals import Refusal, listing
+from gpupolicy.core.refusals import Refusal, cards_text, listing
 from gpupolicy.core.tally import NOTHING, DeviceGroup, GroupCount, PoolTally
 
 MESSAGE_LIMIT: Final = 1024

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupolicy.api.conditions import Reason
-from gpupolicy.core.assignment import Assignment, assign, cards_text
+from gpupolicy.core.assignment import Assignment, assign
 from gpupolicy.core.inventory import Gpu, Health, MigState, Ownership
 from gpupolicy.core.layouts import StaticLayout
 from gpupolicy.core.matching import CardSelector, Judgement
@@ -255,14 +255,6 @@ def test_cards_that_nobody_has_say_why() -> None:
     spare = assigned(cards(2), [policy("a", gpus_per_node=1)]).cards[1]
     assert (spare.policy, spare.reason) == (None, Reason.IDLE)
     assert spare.message == "not needed: a has enough cards of this node (gpusPerNode)"
-
-
-@pytest.mark.parametrize(
-    ("indexes", "text"),
-    [([3], "card 3"), ([0, 1, 2, 3, 5], "cards 0-3, 5"), ([7, 6], "cards 6-7"), ([0, 2], "cards 0, 2")],
-)
-def test_cards_text(indexes: list[int], text: str) -> None:
-    assert cards_text(indexes) == text
 
 
 POLICIES = st.lists(

@@ -254,3 +254,20 @@ def test_a_released_card_tells_how_far_it_is(gpu: Gpu, reason: Reason, text: str
     assert told.message is None if text is None else text in (told.message or "")
     (unwanted,) = status(facts(gpu, GpuNodeSpec())).gpus
     assert unwanted.reason == Reason.IDLE
+
+
+def test_cards_that_say_the_same_share_a_line() -> None:
+    (one,) = spec(*PAIR).gpus
+    gpus = tuple(replace(card(), uuid=f"GPU-{n}", index=n) for n in range(4))
+    wanted = GpuNodeSpec(gpus=[one.model_copy(update={"uuid": gpu.uuid}) for gpu in gpus])
+    found = NodeFacts(
+        inventory=Inventory("n", gpus),
+        decisions={gpu.uuid: decide_card(gpu, wanted, AROUND) for gpu in gpus},
+        failures={"GPU-2": Refusal(Reason.DEGRADED, "create failed")},
+    )
+
+    told = {c.type: c.message for c in status(found).conditions}
+
+    assert told["Applied"].startswith("cards 0-1, 3: under way: create 3g.40gb@4:4")
+    assert told["Applied"].endswith("; card 2: create failed")
+    assert told["Ready"] == told["Applied"]

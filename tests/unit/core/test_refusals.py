@@ -4,7 +4,7 @@ import pytest
 
 from gpupolicy.api.conditions import Reason
 from gpupolicy.core.inventory import ClaimUse, Process
-from gpupolicy.core.refusals import Refusal, listing, users, waiting
+from gpupolicy.core.refusals import Refusal, cards_text, listing, users, waiting
 from tests.unit.core.builders import card, claim, instance
 
 
@@ -87,3 +87,11 @@ def test_an_unused_whole_card_is_not_mentioned() -> None:
 
     assert "whole card" not in waiting(card(busy), (busy,), whole_card=True).message
     assert "whole card" not in waiting(card(busy, claims=(claim(),)), (busy,)).message
+
+
+@pytest.mark.parametrize(
+    ("indexes", "text"),
+    [([3], "card 3"), ([0, 1, 2, 3, 5], "cards 0-3, 5"), ([7, 6], "cards 6-7"), ([0, 2], "cards 0, 2")],
+)
+def test_cards_text(indexes: list[int], text: str) -> None:
+    assert cards_text(indexes) == text
