@@ -6,6 +6,7 @@ read once, when it arrives, into the inventory's own types, and cards that offer
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gpupolicy.api.conditions import ConditionType, Reason
 from gpupolicy.api.node import (
@@ -32,6 +33,10 @@ from gpupolicy.core.inventory import (
     Process,
 )
 from gpupolicy.core.refusals import Refusal
+
+
+_NO_TROUBLE: Final = frozenset({Reason.OBSERVED, Reason.APPLIED, Reason.HEALTHY, Reason.READY, Reason.IDLE})
+"""Reasons of conditions that are True; no cause of anything, whoever wrote them beside a False."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +205,7 @@ def _trouble(status: GpuNodeStatus) -> Refusal | None:
     else:
         told = ready
     reason = Reason(told.reason) if told.reason in set(Reason) else Reason.DEGRADED
-    return Refusal(reason, told.message)
+    return None if reason in _NO_TROUBLE else Refusal(reason, told.message)
 
 
 def _instance(status: InstanceStatus) -> Instance:

@@ -105,7 +105,7 @@ class StandIn:
                 {
                     "type": "Observed",
                     "status": self.observed,
-                    "reason": "Observed",
+                    "reason": "Observed" if self.observed == "True" else "NvmlUnavailable",
                     "message": "",
                     "lastTransitionTime": now,
                     "observedGeneration": self.generation,

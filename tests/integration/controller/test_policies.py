@@ -201,7 +201,7 @@ def test_an_own_expression_selects_cards(world: World) -> None:
     )
 
     assert set(world.nodes["gpu-01"].assignments()) == {"GPU-gpu-01-0"}
-    assert "on 1 cards, the CEL expression fails" in world.condition("large", "Accepted")["message"]
+    assert "on 1 card, the CEL expression fails" in world.condition("large", "Accepted")["message"]
     assert "no such key: nope" in world.wait_reason("typo", "InvalidSelector")["message"]
     world.assigned("gpu-01", "large", 1)
 
@@ -389,7 +389,7 @@ def test_a_blind_agent_loses_no_assignment(world: World) -> None:
     cards, node.cards, node.observed = node.cards, [], "Unknown"
     node.report()
 
-    world.wait_reason("train", "WaitingForAgent")
+    world.wait_reason("train", "NvmlUnavailable")
     assert len(node.assignments()) == 2
     node.cards, node.observed = cards, "True"
     node.report()

@@ -219,6 +219,7 @@ def _conditions(**said: str) -> list[dict[str, Any]]:
             None,
             id="a-card-that-nobody-wants-is-sick",
         ),
+        pytest.param({"Observed": "Unknown/Observed"}, None, id="no-cause-is-told"),
         pytest.param(
             {"Ready": "False/OfTheFuture"},
             Refusal(Reason.DEGRADED, "Ready says why"),
