@@ -34,7 +34,6 @@ from gpupolicy.core.inventory import (
 )
 from gpupolicy.core.refusals import Refusal
 
-
 _NO_TROUBLE: Final = frozenset({Reason.OBSERVED, Reason.APPLIED, Reason.HEALTHY, Reason.READY, Reason.IDLE})
 """Reasons of conditions that are True; no cause of anything, whoever wrote them beside a False."""
 

@@ -201,7 +201,11 @@ def test_an_own_expression_selects_cards(world: World) -> None:
     )
 
     assert set(world.nodes["gpu-01"].assignments()) == {"GPU-gpu-01-0"}
-    assert "on 1 card, the CEL expression fails" in world.condition("large", "Accepted")["message"]
+    # The node's spec is written before the status of the policy.
+    world.wait(
+        "the failing card in the status",
+        lambda: "on 1 card, the CEL expression fails" in world.condition("large", "Accepted")["message"],
+    )
     assert "no such key: nope" in world.wait_reason("typo", "InvalidSelector")["message"]
     world.assigned("gpu-01", "large", 1)
 
