@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from tests import images
 from tests.cluster.cluster import Cluster
@@ -222,6 +223,7 @@ class Stack:
         node: Node,
         *arguments: str,
         toolkit: bool = False,
+        in_cluster: bool = False,
         environment: Mapping[str, str] | None = None,
         name: str = "",
     ) -> Daemon:
@@ -232,6 +234,7 @@ class Stack:
             arguments: further options of the agent.
             toolkit: whether it asks NVIDIA's container toolkit for the driver's files. The toolkit reads /proc at
                 absolute paths, so the agent then runs where the simulated files stand at those.
+            in_cluster: whether it finds the API server as in a pod, and not in a kubeconfig.
             environment: further variables of its process.
             name: name of the process, for a second agent beside the one that `agent` returns.
         """
@@ -242,7 +245,7 @@ class Stack:
         root = simulator.root
         options: dict[str, object] = {
             "node-name": node.name,
-            "kubeconfig": access.kubeconfig,
+            **({"service-account": access.directory} if in_cluster else {"kubeconfig": access.kubeconfig}),
             "kubelet-root": node.directory,
             "cdi-dir": node.cdi_dir,
             "driver-root": root,
@@ -274,11 +277,20 @@ class Stack:
             environment={
                 "PYTHONPATH": str(ROOT / "operator"),
                 "GPUSIM_DIR": str(simulator.directory),
+                **(self._service() if in_cluster else {}),
                 **(environment or {}),
             },
         )
         daemon.start()
         return daemon
+
+    def _service(self) -> dict[str, str]:
+        """Return what the kubelet tells every container of the API server."""
+        server = urlsplit(self.cluster.control_plane.url)
+        return {
+            "KUBERNETES_SERVICE_HOST": str(server.hostname),
+            "KUBERNETES_SERVICE_PORT": str(server.port),
+        }
 
     def agent(self, node: str) -> Daemon:
         """Return the agent of a node."""

@@ -4,16 +4,11 @@ A process whose port is taken goes on without, says once which port it is and ho
 as soon as it is free: mostly it is a predecessor that is just about to end.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from aiohttp import web
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +28,7 @@ def port(text: str) -> int:
 
 
 async def listen(
-    runner: web.AppRunner,
-    host: str | None,
+    start: Callable[[], Awaitable[int]],
     number: int,
     *,
     remedy: str,
@@ -44,23 +38,17 @@ async def listen(
     """Listen; return once the port is ours, however long that takes.
 
     Args:
-        runner: set up.
-        host: address to listen on; None means all.
-        number: the port; 0 takes a free one.
+        start: begins to listen and returns the port; raises OSError and leaves nothing behind where it cannot.
+        number: the port that it is to listen on, for the log.
         remedy: how to choose another port, for the log.
         retry_seconds: how long to wait between two attempts.
         bound: called with the port.
     """
-    # The server half of aiohttp costs 1.3 MiB, and not every agent has a port.
-    from aiohttp import web
-
     told = False
     while True:
-        site = web.TCPSite(runner, host, number)
         try:
-            await site.start()
+            found = await start()
         except OSError as error:
-            await site.stop()
             if not told:
                 _log.error(
                     "port %d of /healthz, /readyz and /metrics cannot be used: %s. All else goes on, and the port is "
@@ -74,5 +62,5 @@ async def listen(
             continue
         if told:
             _log.info("port %d is free now, and used", number)
-        bound(int(runner.addresses[-1][1]))
+        bound(found)
         return

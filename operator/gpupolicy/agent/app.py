@@ -69,6 +69,7 @@ class Options:
     Attributes:
         node: name of the node.
         kubeconfig: path of a kubeconfig file; None as in `kube.Kube.connect`.
+        service_account: directory of a service account, in place of a kubeconfig.
         kubelet_root: the kubelet's directory.
         cdi_directory: where the container runtime looks for CDI specs.
         state_directory: where the ledger lives.
@@ -86,6 +87,7 @@ class Options:
 
     node: str
     kubeconfig: str | None = None
+    service_account: Path | None = None
     kubelet_root: Path = Path("/var/lib/kubelet")
     cdi_directory: Path = Path("/var/run/cdi")
     state_directory: Path
@@ -347,7 +349,9 @@ async def serve(options: Options) -> None:
         doors = await stack.enter_async_context(endpoints.Endpoints(options.health_port))
         lock = NodeLock(options.lock_path, _holder(options))
         client = await stack.enter_async_context(
-            kube.Kube.connect(options.kubeconfig, user_agent="gpupolicy-agent")
+            kube.Kube.connect(
+                options.kubeconfig, service_account=options.service_account, user_agent="gpupolicy-agent"
+            )
         )
         if not await _unless_stopped(_alone(lock, doors), stop):
             return
@@ -409,6 +413,11 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[Options, str]:
     add = parser.add_argument
     add("--node-name", default=os.environ.get("NODE_NAME"), help="name of this node (NODE_NAME)")
     add("--kubeconfig", help="kubeconfig file; default: KUBECONFIG, then the pod's service account")
+    add(
+        "--service-account",
+        type=Path,
+        help="directory with token and ca.crt, in place of a kubeconfig; default: the pod's, where there is none",
+    )
     add("--kubelet-root", type=Path, default=Path("/var/lib/kubelet"), help="the kubelet's directory")
     add("--cdi-dir", type=Path, default=Path("/var/run/cdi"), help="where the runtime looks for CDI specs")
     add("--state-dir", type=Path, help="the ledger; default: below the driver's plugin directory")
@@ -449,6 +458,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[Options, str]:
     options = Options(
         node=parsed.node_name,
         kubeconfig=parsed.kubeconfig,
+        service_account=parsed.service_account,
         kubelet_root=parsed.kubelet_root,
         cdi_directory=parsed.cdi_dir,
         state_directory=parsed.state_dir or plugin_directory / "ledger",

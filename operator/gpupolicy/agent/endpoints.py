@@ -5,20 +5,23 @@ the cards have been seen; the answer says what is missing. They answer from the 
 have to wait for its predecessor, and because a card that hangs must not make the kubelet restart the agent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from http import HTTPStatus
+from typing import Final, Self
+
+# Not `aiohttp.web`, which has them too: routes, files and templates of a web site are another MiB on every node.
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response
+from aiohttp.web_server import Server
 
 from gpupolicy.adapters import listening
 from gpupolicy.adapters.metrics import CONTENT_TYPE, Metrics
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
-_REMEDY = "choose another one with agent.healthPort of the chart (--health-port)"
+_REMEDY: Final = "choose another one with agent.healthPort of the chart (--health-port)"
+_STOP_SECONDS: Final = 1.0
+"""How long an answer under way may take when the agent ends."""
 
 
 class Endpoints:
@@ -40,38 +43,19 @@ class Endpoints:
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._wanted = port
         self._host = host
-        self._runner: web.AppRunner | None = None
+        self._server: Server | None = None
+        self._sockets: asyncio.Server | None = None
         self._listening: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         """Begin to serve; where the port is taken, as soon as it is free."""
-        if self._wanted is None:
-            return self
-        # The server half of aiohttp costs 1.3 MiB, and not every agent has a port.
-        from aiohttp import web
-
-        async def healthz(_: web.Request) -> web.Response:
-            return web.Response(text="ok\n")
-
-        async def readyz(_: web.Request) -> web.Response:
-            reason = self.unready()
-            return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
-
-        async def exposition(_: web.Request) -> web.Response:
-            body = b"" if self.measured is None else self.measured.exposition()
-            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-        app = web.Application()
-        app.add_routes(
-            [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exposition)]
-        )
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        self._listening = asyncio.create_task(
-            listening.listen(
-                self._runner, self._host or None, self._wanted, remedy=_REMEDY, bound=self.port.set_result
+        if (port := self._wanted) is not None:
+            self._server = server = Server(self._answer, access_log=None)
+            self._listening = asyncio.create_task(
+                listening.listen(
+                    lambda: self._open(server, port), port, remedy=_REMEDY, bound=self.port.set_result
+                )
             )
-        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -80,5 +64,28 @@ class Endpoints:
             self._listening.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._listening
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._sockets is not None:
+            self._sockets.close()
+        if self._server is not None:
+            self._server.pre_shutdown()
+            await self._server.shutdown(_STOP_SECONDS)
+
+    async def _open(self, server: Server, port: int) -> int:
+        loop = asyncio.get_running_loop()
+        self._sockets = await loop.create_server(server, self._host or None, port)
+        return int(self._sockets.sockets[-1].getsockname()[1])
+
+    async def _answer(self, request: BaseRequest) -> Response:
+        match request.path:
+            case "/healthz":
+                return Response(text="ok\n")
+            case "/readyz":
+                reason = self.unready()
+                return Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
+            case "/metrics":
+                body = b"" if self.measured is None else self.measured.exposition()
+                return Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+            case _:
+                return Response(
+                    text="there are /healthz, /readyz and /metrics\n", status=HTTPStatus.NOT_FOUND
+                )

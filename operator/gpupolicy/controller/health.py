@@ -56,8 +56,17 @@ class HealthServer:
         """Begin to listen; where the port is taken, as soon as it is free. `bound` is told the port."""
         await self._runner.setup()
         self._listening = asyncio.create_task(
-            listening.listen(self._runner, self._host, self._port, remedy=_REMEDY, bound=bound)
+            listening.listen(self._open, self._port, remedy=_REMEDY, bound=bound)
         )
+
+    async def _open(self) -> int:
+        site = web.TCPSite(self._runner, self._host, self._port)
+        try:
+            await site.start()
+        except OSError:
+            await site.stop()
+            raise
+        return int(self._runner.addresses[-1][1])
 
     async def stop(self) -> None:
         """Stop listening and close what is open."""

@@ -23,6 +23,7 @@ async def test_probes() -> None:
         assert (await ask(port, "/healthz"))[0] == 200
         assert await ask(port, "/readyz") == (503, "the agent is starting")
         assert await ask(port, "/metrics") == (200, "")
+        assert await ask(port, "/") == (404, "there are /healthz, /readyz and /metrics")
         doors.unready, doors.measured = (
             lambda: "the cards have not been seen yet",
             metrics.for_node(NodeState("n", ledger=None)),

@@ -10,6 +10,7 @@ import datetime as dt
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from gpupolicy.adapters.kube import credentials, errors, resources, transport, wire
@@ -38,6 +39,7 @@ class Kube:
         kubeconfig: str | None = None,
         context: str | None = None,
         *,
+        service_account: Path | None = None,
         user_agent: str = "gpupolicy",
         observer: transport.Observer | None = None,
     ) -> Self:
@@ -47,6 +49,7 @@ class Kube:
             kubeconfig: path of a kubeconfig file. Without it `KUBECONFIG`, `~/.kube/config` and the service account
                 of the pod are tried in this order.
             context: context of the kubeconfig; the current one by default.
+            service_account: directory with `token` and `ca.crt`, in place of any kubeconfig.
             user_agent: how we call ourselves in the server's audit log.
             observer: called after every attempt with method, status and seconds, for metrics.
 
@@ -55,7 +58,9 @@ class Kube:
         """
         return cls(
             transport.Transport(
-                credentials.find(kubeconfig, context), user_agent=user_agent, observer=observer
+                credentials.find(kubeconfig, context, service_account=service_account),
+                user_agent=user_agent,
+                observer=observer,
             )
         )
 

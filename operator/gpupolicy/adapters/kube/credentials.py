@@ -1,7 +1,7 @@
 """Where the API server is and who we are there: kubeconfig files, exec plugins, service accounts.
 
-The parsing is kubernetes_asyncio's; this module decides which source is used and when it is read again, because a
-token is good for minutes and a process runs for months. Nothing here shows a token: not in a repr, not in an error.
+The parsing of kubeconfigs is kubernetes_asyncio's; this module decides which source is used and when it is read again,
+because a token is good for minutes and a process runs for months. Nothing here shows a token: not in a repr, not in an error.
 """
 
 import asyncio
@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 SERVICE_ACCOUNT_DIRECTORY: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REREAD_SECONDS: Final = 60.0
 """How long a token from a file is used before the file is read again; the kubelet replaces it well before expiry."""
+
+_SERVICE: Final = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+"""The variables by which the kubelet tells every container where the API server is."""
 
 _EXPIRY_MARGIN_SECONDS: Final = 60.0
 
@@ -119,21 +122,28 @@ class ServiceAccount:
 
     async def read(self) -> Credentials:
         """Return the credentials in the mounted files, see `Source`."""
-        lazyimport.install()
-        from kubernetes_asyncio.config.config_exception import ConfigException
-        from kubernetes_asyncio.config.incluster_config import load_incluster_config
-
-        settings = _Settings()
+        # Two variables and two files, which are a contract of Kubernetes. The library's loader of them would keep 1 MiB
+        # of modules in every agent that it does not need for it.
+        host, port = (os.environ.get(name, "") for name in _SERVICE)
+        ca_file = self._directory / "ca.crt"
         try:
-            load_incluster_config(  # type: ignore[no-untyped-call]
-                client_configuration=settings,
-                try_refresh_token=False,
-                token_filename=str(self._directory / "token"),
-                cert_filename=str(self._directory / "ca.crt"),
-            )
-        except (ConfigException, OSError, ValueError) as error:
+            # What ends up in a header has to be checked before: a token is one line of ASCII.
+            token = (self._directory / "token").read_text(encoding="ascii").strip()
+            authorities = ca_file.stat().st_size
+        except (OSError, ValueError) as error:
             raise errors.ConfigurationError(f"service account in {self._directory}: {error}") from error
-        return settings.credentials()
+        for found, problem in (
+            (host and port, f"{' and '.join(_SERVICE)} have to say where the API server is"),
+            (token, "its file token is empty"),
+            (authorities, "its file ca.crt is empty"),
+        ):
+            if not found:
+                raise errors.ConfigurationError(f"service account in {self._directory}: {problem}")
+        return Credentials(
+            server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+            authorization=f"Bearer {token}",
+            ca_file=str(ca_file),
+        )
 
     def stale_after_seconds(self) -> float | None:
         """Return the re-read period, see `Source`."""
@@ -183,12 +193,16 @@ class Kubeconfig:
         return self._stale_after_seconds
 
 
-def find(kubeconfig: str | None = None, context: str | None = None) -> Source:
-    """Return the source that applies: the path given, KUBECONFIG, ~/.kube/config, the pod's service account.
+def find(
+    kubeconfig: str | None = None, context: str | None = None, *, service_account: Path | None = None
+) -> Source:
+    """Return the source that applies: what is given, KUBECONFIG, ~/.kube/config, the pod's service account.
 
     Raises:
         ConfigurationError: there is none; the message says what was looked at.
     """
+    if service_account is not None:
+        return ServiceAccount(service_account)
     path = kubeconfig or os.environ.get("KUBECONFIG")
     if path:
         return Kubeconfig(path, context)

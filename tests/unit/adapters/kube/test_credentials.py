@@ -86,6 +86,12 @@ async def test_the_order_of_sources(nowhere, monkeypatch, service_account, prese
     assert (await source.read()).token == expected
 
 
+async def test_a_service_account_that_is_named_wins(nowhere, monkeypatch, service_account):
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(nowhere / "variable", {"token": "variable"}))
+    path = kubeconfig(nowhere / "given", {"token": "given"})
+    assert (await credentials.find(path, service_account=service_account).read()).token == SECRET
+
+
 @pytest.mark.parametrize("context", [None, "one"])
 def test_no_source_is_an_error_that_says_what_was_looked_at(nowhere, context):
     with pytest.raises(kube.ConfigurationError, match="KUBECONFIG is not set") as caught:
@@ -161,8 +167,37 @@ async def test_the_service_account_of_the_pod(service_account):
 async def test_an_incomplete_service_account_is_named(service_account, missing, how):
     path = service_account / missing
     path.unlink() if how == "absent" else path.write_text("")
-    with pytest.raises(kube.ConfigurationError, match=str(service_account)):
+    with pytest.raises(kube.ConfigurationError, match=str(service_account)) as caught:
         await credentials.ServiceAccount(service_account).read()
+    assert missing in str(caught.value)
+
+
+async def test_a_token_that_is_no_text_is_told_and_not_shown(service_account):
+    (service_account / "token").write_bytes(SECRET.encode() + b"\xff")
+    with pytest.raises(kube.ConfigurationError, match="ascii") as caught:
+        await credentials.ServiceAccount(service_account).read()
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"])
+@pytest.mark.parametrize("how", ["absent", "empty"])
+async def test_a_pod_that_is_not_told_of_the_api_server(service_account, monkeypatch, variable, how):
+    monkeypatch.delenv(variable) if how == "absent" else monkeypatch.setenv(variable, "")
+    with pytest.raises(kube.ConfigurationError, match=variable):
+        await credentials.ServiceAccount(service_account).read()
+
+
+@pytest.mark.parametrize(
+    ("host", "server"),
+    [
+        pytest.param("10.96.0.1", "https://10.96.0.1:443", id="ipv4"),
+        pytest.param("fd00::1", "https://[fd00::1]:443", id="ipv6"),
+        pytest.param("kubernetes.default.svc", "https://kubernetes.default.svc:443", id="name"),
+    ],
+)
+async def test_the_address_of_the_api_server(service_account, monkeypatch, host, server):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    assert (await credentials.ServiceAccount(service_account).read()).server == server
 
 
 async def test_client_certificates(tmp_path):
