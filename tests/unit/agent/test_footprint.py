@@ -4,6 +4,7 @@ The lists are no wish but what was measured; whoever needs one of these modules 
 and says in `docs/benchmarks.md` what it costs.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -11,6 +12,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+
+from gpupolicy.agent import footprint
 
 SOURCE_ROOT = Path(__file__).resolve().parents[3] / "operator"
 
@@ -149,3 +154,19 @@ def test_no_other_library_is_loaded(loaded: dict[str, str]) -> None:
     }
     # What a virtual environment loads into every process, whoever runs in it.
     assert found - {"_distutils_hack", "_virtualenv", "setuptools"} <= LIBRARIES
+
+
+def test_calls_of_the_past_take_no_memory() -> None:
+    """The kubelet keeps one connection for months, and each call on it is a stream."""
+    call = [(":method", "POST"), (":path", "/"), (":scheme", "http"), (":authority", "localhost")]
+    client, server = H2Connection(), H2Connection(H2Configuration(client_side=False))
+    client.initiate_connection()
+    server.initiate_connection()
+    for number in itertools.islice(itertools.count(1, 2), footprint.CLOSED_STREAMS + 100):
+        client.send_headers(number, call, end_stream=True)
+        server.receive_data(client.data_to_send())
+        server.send_headers(number, [(":status", "200")], end_stream=True)
+        client.receive_data(server.data_to_send())
+    # Closed streams are counted when somebody asks for the open ones.
+    assert server.open_inbound_streams == 0
+    assert len(server._closed_streams) == footprint.CLOSED_STREAMS
