@@ -4,13 +4,13 @@ Events are posted when something changed or an attempt failed, never as the only
 act on stands in a condition too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
 from gpupolicy.api import names
-from gpupolicy.api.conditions import Condition
+from gpupolicy.api.conditions import Condition, ConditionType
 from gpupolicy.core.refusals import listing
 
 
@@ -124,6 +124,28 @@ def policy_gone(node: Subject, policy: str, cards: int, claims: Sequence[str]) -
     return Event(node, "Warning" if claims else "Normal", EventReason.POLICY_GONE, "ReleaseCards", note)
 
 
+def worth_telling(before: Iterable[Condition], after: Iterable[Condition]) -> list[Condition]:
+    """Return the conditions of a policy whose change is an event.
+
+    That is every change of the summary in status or reason, and what deserves a second look. On the way to many nodes the
+    reason goes to and fro between the stations of a rollout; that is told once.
+    """
+    known = {c.type: c for c in before}
+    result = []
+    for condition in after:
+        old = known.get(condition.type)
+        is_finding = condition.type == ConditionType.REVIEWED and condition.status == "False"
+        if condition.type != ConditionType.READY and not is_finding:
+            continue
+        if old is None or old.status != condition.status or not _is_one_way(old.reason, condition.reason):
+            result.append(condition)
+    return result
+
+
+def _is_one_way(old: str, new: str) -> bool:
+    return old == new or {old, new} <= _STATIONS
+
+
 def condition_changed(policy: Subject, condition: Condition) -> Event:
     """Say that a condition of a policy changed: its status or its reason."""
     bad = condition.status != "True" and condition.reason not in _UNDER_WAY
@@ -131,4 +153,5 @@ def condition_changed(policy: Subject, condition: Condition) -> Event:
     return Event(policy, "Warning" if bad else "Normal", condition.reason, "Reconcile", text)
 
 
-_UNDER_WAY = frozenset({"RolloutPending", "WaitingForSlices", "WaitingForAgent", "Planned"})
+_STATIONS = frozenset({"RolloutPending", "WaitingForSlices", "WaitingForAgent"})
+_UNDER_WAY = _STATIONS | {"Planned"}

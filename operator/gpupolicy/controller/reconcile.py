@@ -18,11 +18,11 @@ Writes come in the order classes, status, events: what a status tells is there w
 import asyncio
 import datetime as dt
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from typing import Final, Literal
 
 from gpupolicy.adapters import kube
-from gpupolicy.api.conditions import Condition, ConditionType, Reason
+from gpupolicy.api.conditions import Reason
 from gpupolicy.api.node import GpuAssignment
 from gpupolicy.controller import access, apply, events, expressions, judging, pacing, reporting
 from gpupolicy.controller.planning import PlannedNode, Planning
@@ -285,8 +285,8 @@ class Reconciler:
         stored = await apply.policy_status(self._client, entry.name, entry.uid, wanted)
         self._world.put_policy(stored)
         subject = events.Subject.policy(entry.name, entry.uid)
-        changed = _changed(standing.conditions, wanted.conditions)
-        return [events.condition_changed(subject, c) for c in changed if _is_told(c)]
+        told = events.worth_telling(standing.conditions, wanted.conditions)
+        return [events.condition_changed(subject, condition) for condition in told]
 
     async def _facts(self, case: judging.Case) -> AsyncIterator[rollout.NodeFacts]:
         """Yield what is to be reported of a policy on each node; other work goes on between two nodes."""
@@ -425,18 +425,6 @@ def _class_event(
     if live is None or live.revision == wish.revision:
         return events.class_healed(subject, wish.name, fields)
     return events.class_changed(subject, wish.name, fields)
-
-
-def _changed(before: Iterable[Condition], after: Iterable[Condition]) -> list[Condition]:
-    """Return the conditions whose status or reason is another than before."""
-    known = {(c.type, c.status, c.reason) for c in before}
-    return [c for c in after if (c.type, c.status, c.reason) not in known]
-
-
-def _is_told(condition: Condition) -> bool:
-    """Return whether a change to this is an event: every change of the summary, and what deserves a second look."""
-    finding = condition.type == ConditionType.REVIEWED and condition.status == "False"
-    return condition.type == ConditionType.READY or finding
 
 
 def _affected(before: PlannedNode | None, planned: PlannedNode) -> set[str]:

@@ -140,3 +140,44 @@ def test_a_time_that_is_none_is_refused(option: str, value: str, capsys: pytest.
     said = capsys.readouterr().err
     assert f"{option}: {value!r} is no time" in said
     assert "seconds from 0 to 86400" in said
+
+
+def told(*pairs: tuple[str, str, str]) -> list[Condition]:
+    return [condition(status, reason).model_copy(update={"type": type_}) for type_, status, reason in pairs]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "count"),
+    [
+        pytest.param([], ("Ready", "False", "RolloutPending"), 1, id="first-word"),
+        pytest.param(
+            [("Ready", "False", "RolloutPending")], ("Ready", "False", "WaitingForSlices"), 0, id="to"
+        ),
+        pytest.param(
+            [("Ready", "False", "WaitingForSlices")], ("Ready", "False", "RolloutPending"), 0, id="and-fro"
+        ),
+        pytest.param([("Ready", "False", "RolloutPending")], ("Ready", "True", "Ready"), 1, id="arrived"),
+        pytest.param([("Ready", "True", "Ready")], ("Ready", "False", "WaitingForSlices"), 1, id="set-out"),
+        pytest.param(
+            [("Ready", "False", "RolloutPending")], ("Ready", "False", "Degraded"), 1, id="into-trouble"
+        ),
+        pytest.param(
+            [("Ready", "False", "Degraded")], ("Ready", "False", "RolloutPending"), 1, id="out-of-trouble"
+        ),
+        pytest.param(
+            [("Ready", "False", "Degraded")], ("Ready", "False", "Degraded"), 0, id="only-the-message"
+        ),
+        pytest.param(
+            [("Ready", "False", "RolloutPending")], ("Ready", "False", "Planned"), 1, id="planned-instead"
+        ),
+        pytest.param([("Applied", "True", "Applied")], ("Applied", "False", "Degraded"), 0, id="no-summary"),
+        pytest.param([("Reviewed", "True", "Reviewed")], ("Reviewed", "False", "QuotaName"), 1, id="finding"),
+        pytest.param(
+            [("Reviewed", "False", "QuotaName")], ("Reviewed", "True", "Reviewed"), 0, id="finding-is-gone"
+        ),
+    ],
+)
+def test_which_changes_of_a_policy_are_events(
+    before: list[tuple[str, str, str]], after: tuple[str, str, str], count: int
+) -> None:
+    assert len(events.worth_telling(told(*before), told(after))) == count
