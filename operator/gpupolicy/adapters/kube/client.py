@@ -449,7 +449,8 @@ class Kube:
         }
         body = {
             "metadata": {
-                "name": f"{metadata.get('name', 'unknown')[:230]}.{secrets.token_hex(8)}",
+                # Cut, a name may end in what no part of a name may end in.
+                "name": f"{metadata.get('name', 'unknown')[:230].rstrip('.-')}.{secrets.token_hex(8)}",
                 "namespace": namespace,
             },
             "eventTime": wire.micro_time(now),

@@ -462,9 +462,14 @@ async def test_an_event_is_posted(client, namespace, made):
     assert event["eventTime"] == "2026-01-02T03:04:05.000006Z"
 
 
-async def test_an_event_about_a_cluster_scoped_object_is_posted(client, made):
-    made.append((kube.DEVICE_CLASSES, "class-a", None))
-    owner = await client.create(kube.DEVICE_CLASSES, device_class())
+@pytest.mark.parametrize(
+    "name",
+    ["class-a", "c" * 253, f"{'c' * 229}-{'c' * 20}", f"{'c' * 229}.{'c' * 20}"],
+    ids=["short", "longest", "cut-at-a-dash", "cut-at-a-dot"],
+)
+async def test_an_event_about_a_cluster_scoped_object_is_posted(client, made, name):
+    made.append((kube.DEVICE_CLASSES, name, None))
+    owner = await client.create(kube.DEVICE_CLASSES, device_class(name))
     words = {"reason": "A", "action": "B", "controller": "gpupolicy.dev/agent", "instance": "i", "note": "n"}
     assert await client.create_event(owner, type_="Warning", now=dt.datetime.now(dt.UTC), **words)
     found = await client.list(
