@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpupolicy.api.policy import Example
+from gpupolicy.core import render
 from gpupolicy.core.classes import DesiredClass
 
 _LIMIT: Final = 8
@@ -77,17 +78,18 @@ def examples(classes: Sequence[DesiredClass], *, cards_per_node: int) -> list[Ex
     found = [_claim(wish, f"{wish.name}-whole-node", cards_per_node) for wish in whole]
     for wish in classes:
         if wish.extended_resource_name is not None:
-            text = _LIMITS.format(name=_label(f"{wish.name}-pod"), resource=wish.extended_resource_name)
+            resource = render.word(wish.extended_resource_name)
+            text = _LIMITS.format(name=_label(f"{wish.name}-pod"), resource=resource)
             found.append(Example(name=f"{wish.name}-limits", manifest=text))
         found.append(_claim(wish, f"{wish.name}-claim", 1))
     return found[:_LIMIT]
 
 
 def _claim(wish: DesiredClass, name: str, count: int) -> Example:
-    text = _TEMPLATE.format(name=_label(name), class_name=wish.name, count=count)
+    text = _TEMPLATE.format(name=_label(name), class_name=render.word(wish.name), count=count)
     return Example(name=name, manifest=text)
 
 
 def _label(name: str) -> str:
     """Return a name that Jobs may have: their pods carry it as a label of at most 63 characters, without dots."""
-    return name.replace(".", "-")[-63:].strip("-")
+    return render.word(name.replace(".", "-")[-63:].strip("-"))

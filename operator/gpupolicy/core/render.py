@@ -30,16 +30,25 @@ def yaml(body: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in _mapping(body))
 
 
+def word(text: str) -> str:
+    """Return a text as YAML reads it back: as it is, unless that could be read as something else than text."""
+    return (
+        text
+        if _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+        else json.dumps(text, ensure_ascii=False)
+    )
+
+
 def _mapping(body: Mapping[str, Any]) -> Iterator[str]:
     for key, value in body.items():
         if isinstance(value, Mapping) and value:
-            yield f"{_key(key)}:"
+            yield f"{word(key)}:"
             yield from (f"  {line}" for line in _mapping(value))
         elif isinstance(value, list) and value:
-            yield f"{_key(key)}:"
+            yield f"{word(key)}:"
             yield from (f"  {line}" for item in value for line in _item(item))
         else:
-            yield f"{_key(key)}: {json.dumps(value, ensure_ascii=False)}"
+            yield f"{word(key)}: {json.dumps(value, ensure_ascii=False)}"
 
 
 def _item(item: Any) -> Iterator[str]:
@@ -48,8 +57,3 @@ def _item(item: Any) -> Iterator[str]:
     )
     yield f"- {lines[0]}"
     yield from (f"  {line}" for line in lines[1:])
-
-
-def _key(key: str) -> str:
-    """Return a key as it is, unless YAML could read it as something else than text."""
-    return key if _PLAIN.fullmatch(key) and key.lower() not in _WORDS else json.dumps(key, ensure_ascii=False)

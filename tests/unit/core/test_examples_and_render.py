@@ -42,6 +42,22 @@ def test_an_extended_name_gets_a_pod_with_limits() -> None:
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 1}
 
 
+@pytest.mark.parametrize("name", ["80", "1e3", "0x1f", "1.5", "true", "null", "on", "y", "2026-01-01"])
+def test_names_that_look_like_numbers_or_words_of_yaml_stay_names(name: str) -> None:
+    """A manifest with the class 80 in place of "80" is refused by the API server."""
+    found = documents({"offers": [{"deviceClassName": name, "extendedResourceName": f"{name}/x"}]})
+
+    template, job = found[f"{name}-claim"]
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"]["deviceClassName"] == name
+    assert job["spec"]["template"]["spec"]["resourceClaims"][0]["resourceClaimTemplateName"].startswith(
+        name.replace(".", "-")
+    )
+    (pod,) = found[f"{name}-limits"]
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {f"{name}/x": 1}
+    assert render.word(name) == f'"{name}"'
+
+
 def test_every_profile_gets_a_claim() -> None:
     found = documents({"sharing": MIG})
 
