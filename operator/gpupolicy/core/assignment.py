@@ -54,6 +54,8 @@ class Conflict:
     cards: tuple[str, ...]
     """UUIDs, by index."""
     indexes: tuple[int, ...]
+    is_same_age: bool = False
+    """Whether both were made in one second, so that the name decides between them."""
 
     @property
     def by_priority(self) -> bool:
@@ -66,7 +68,8 @@ class Conflict:
             why = f"with the higher priority {self.rival_priority} (this one has {self.priority})"
             remedy = "raise the priority"
         else:
-            why = f"older and of the same priority {self.priority}"
+            order = "first by name, equally old" if self.is_same_age else "older"
+            why = f"{order} and of the same priority {self.priority}"
             remedy = "give one of them a higher priority"
         return (
             f"{cards_text(self.indexes)} belong{'s' if len(self.indexes) == 1 else ''} to policy {self.rival}, {why}; "
@@ -77,7 +80,8 @@ class Conflict:
         """Return the message for the policy that has the cards."""
         if self.by_priority:
             return f"takes {cards_text(self.indexes)} from policy {self.policy} of lower priority {self.priority}"
-        return f"keeps {cards_text(self.indexes)}, which the younger policy {self.policy} also selects"
+        other = f"equally old policy {self.policy}" if self.is_same_age else f"younger policy {self.policy}"
+        return f"keeps {cards_text(self.indexes)}, which the {other} also selects"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +277,7 @@ class _Rounds:
                         rival_priority=rival.priority,
                         cards=tuple(g.uuid for g in cards),
                         indexes=tuple(g.index for g in cards),
+                        is_same_age=policy.created == rival.created,
                     )
                 )
         return found

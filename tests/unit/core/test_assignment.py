@@ -208,6 +208,14 @@ def test_the_younger_of_two_equals_is_told_and_the_older_too() -> None:
     assert result.share("old").lost == ()
 
 
+def test_policies_of_one_second_are_told_that_the_name_decided() -> None:
+    """As when two are applied in one command; neither is the older one."""
+    (conflict,) = assigned(cards(1), [policy("b"), policy("a")]).share("b").lost
+
+    assert "policy a, first by name, equally old and of the same priority 0" in conflict.told_to_loser()
+    assert conflict.told_to_winner() == "keeps card 0, which the equally old policy b also selects"
+
+
 def test_the_higher_takes_the_cards_and_both_are_told() -> None:
     result = assigned(cards(1), [policy("low"), policy("high", created=YOUNG, priority=9)], held("low", 0))
 
