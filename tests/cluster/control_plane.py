@@ -257,7 +257,7 @@ class ControlPlane:
         *arguments: str,
         stdin: str | None = None,
         kubeconfig: Path | None = None,
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = 180.0,
     ) -> str:
         """Run kubectl, as the test driver unless another kubeconfig is given, and return what it printed.
 

@@ -85,16 +85,16 @@ def fill(stack: Stack, progress: Progress) -> None:
     progress.say(
         "installing the chart with Helm: kinds, roles, controller, and agents with eight simulated H100s each"
     )
-    stack.install_pods(seconds=180)
-    stack.wait(lambda: len(stack.get("gpunodes")) == len(nodes()), "eight GpuNodes", 120)
+    stack.install_pods(seconds=300)
+    stack.wait(lambda: len(stack.get("gpunodes")) == len(nodes()), "eight GpuNodes")
     progress.say("applying examples/train.yaml, infer.yaml, short.yaml")
     stack.apply(*(ROOT / f"examples/{name}.yaml" for name in POLICIES))
-    stack.wait_policies(*POLICIES, seconds=120)
+    stack.wait_policies(*POLICIES, seconds=240)
     progress.say("starting their workloads")
     stack.apply(*(ROOT / f"examples/{name}.yaml" for name in WORKLOADS))
-    stack.wait_pods("default", PODS, seconds=120)
+    stack.wait_pods("default", PODS, seconds=240)
     # The counts follow the claims within seconds.
-    stack.wait(lambda: counted(stack) == ALLOCATED, "every allocated device counted", 60)
+    stack.wait(lambda: counted(stack) == ALLOCATED, "every allocated device counted")
     progress.say("done")
 
 

@@ -10,7 +10,7 @@ from tests.cluster.cluster import Cluster
 from tests.paths import ROOT
 from tests.stack import GpuNodeOptions, Stack
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 GUIDE = (ROOT / "docs/install.md").read_text()
 COMMANDS = re.findall(r"^\$ kubectl (.+)$", GUIDE, re.MULTILINE)
@@ -23,6 +23,8 @@ def stack() -> Iterator[Stack]:
         made = Stack(cluster, pods=True)
         made.add_nodes(GpuNodeOptions(name="gpu-01"))
         made.install_pods()
+        # An agent is ready a moment before its report can be read.
+        made.wait(lambda: "gpuCount" in str(made.get("gpunodes")), "the agent's report")
         yield made
 
 
@@ -34,6 +36,9 @@ def test_every_command_of_the_guide_works(stack: Stack) -> None:
         if ".status.plan" in command:
             stack.wait(lambda asked=words: "gpu-01: [" in stack.kubectl(*asked), "the plan of the node")
             continue
+        if words[:2] == ["wait", "gpupolicy"]:
+            # The guide's limit is meant for an admin's machine, not for one that is busy with other tests.
+            stack.wait_policies("train")
         output = stack.kubectl(*words)
         if command == "get gpunodes":
             assert re.search(r"gpu-01 +8 ", output)

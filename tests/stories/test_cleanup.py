@@ -28,7 +28,7 @@ def stack() -> Iterator[Stack]:
         made.install_pods("simulator.gpus=3", seconds=200)
         made.simulator("gpu-02").set(2, mig_current=1, mig_pending=1)
         made.apply(objects.policy("infer", pool="infer", sharing=objects.mig(LAYOUT)))
-        made.wait_policies("infer", seconds=150)
+        made.wait_policies("infer", seconds=240)
         made.apply(
             objects.template("slice", "work", "infer-1g-10gb"),
             objects.pod("slice", "work", template="slice", node="gpu-02"),
@@ -45,6 +45,12 @@ def layouts(stack: Stack, node: str) -> list[tuple[bool, int]]:
     return [(bool(simulator.gpu(n)["mig_current"]), len(simulator.layout(n))) for n in range(3)]
 
 
+def generations(stack: Stack) -> dict[str, int]:
+    """Return the generations of what controller and agents are made from."""
+    found = stack.get("deployments,daemonsets", "-n", NAMESPACE)
+    return {o["metadata"]["name"]: o["metadata"]["generation"] for o in found}
+
+
 def used_cards(stack: Stack) -> list[int]:
     """Return the numbers of the cards on gpu-02 of which a claim has a slice, as the agent says; it says so later."""
     gpus = stack.get("gpunode", "gpu-02")["status"]["gpus"]
@@ -52,9 +58,10 @@ def used_cards(stack: Stack) -> list[int]:
 
 
 def test_switching_it_on_restarts_nothing(stack: Stack) -> None:
-    before = {p["metadata"]["uid"] for p in stack.get("pods", "-n", NAMESPACE)}
+    # Pods would be replaced some time later; what is wanted of them has another generation at once.
+    before = generations(stack)
     stack.upgrade_pods(*CLEANUP)
-    assert {p["metadata"]["uid"] for p in stack.get("pods", "-n", NAMESPACE)} == before
+    assert generations(stack) == before
     assert stack.get("jobs", "-n", NAMESPACE) == []
     roles = stack.get("clusterroles", "-l", "app.kubernetes.io/component=cleanup")
     assert roles == [], "its identity exists only while it runs"
@@ -80,8 +87,8 @@ def test_idle_cards_become_whole_and_the_rest_is_named(stack: Stack) -> None:
     assert "gpu-03: left as it is: its agent did not answer" in said
     assert stack.kubectl("exec", "-n", "work", "slice", "--", "nvidia-smi", "-L").count("MIG 1g.10gb") == 1
     for kind in ("jobs", "serviceaccounts", "roles", "clusterroles", "clusterrolebindings"):
-        found = stack.get(kind, "-A", "-l", "app.kubernetes.io/part-of=gpupolicy")
-        assert found == [], kind
+        selected = (kind, "-A", "-l", "app.kubernetes.io/part-of=gpupolicy")
+        stack.wait(lambda selected=selected: stack.get(*selected) == [], f"no {kind} left")
     assert [p["metadata"]["name"] for p in stack.get("gpupolicies")] == ["infer"]
 
 
@@ -91,10 +98,17 @@ def test_installing_again_brings_the_layouts_back(stack: Stack) -> None:
     stack.kubectl("label", "node", "gpu-03", f"{SIMULATOR_LABEL}=true")
     stack.install_pods("simulator.gpus=3", seconds=200)
     stack.wait(
-        lambda: not any("releases" in n["spec"] for n in stack.get("gpunodes")), "the releases withdrawn", 90
+        lambda: not any("releases" in n["spec"] for n in stack.get("gpunodes")), "the releases withdrawn", 180
     )
-    stack.wait_policies("infer", seconds=120)
-    assert stack.policy_row("infer")[2:5] == ["3/3", "9/9", "27"]
+    # Nobody has touched the status of the policy meanwhile, so it tells of the cards as they were before.
+    stack.wait(
+        lambda: all(layouts(stack, f"gpu-0{n}") == [(True, 3)] * 3 for n in (1, 2, 3)),
+        "the layouts back",
+        180,
+    )
+    stack.wait(lambda: len(stack.devices(policy="infer")) == 27, "all slices published")
+    stack.wait_policies("infer")
+    stack.wait(lambda: stack.policy_row("infer")[2:5] == ["3/3", "9/9", "27"], "the row to say so")
     assert stack.kubectl("exec", "-n", "work", "slice", "--", "nvidia-smi", "-L") == held
 
 
@@ -106,5 +120,7 @@ def test_a_job_that_cannot_start_does_not_hold_up_for_ever(stack: Stack) -> None
     with pytest.raises(RuntimeError, match="gpupolicy-cleanup"):
         stack.helm("uninstall", "gpupolicy", "--namespace", NAMESPACE, "--timeout", "10s")
     assert "gpupolicy" in stack.helm("status", "gpupolicy", "-n", NAMESPACE)
-    stack.helm("uninstall", "gpupolicy", "--namespace", NAMESPACE, "--no-hooks", "--wait", "--timeout", "90s")
+    stack.helm(
+        "uninstall", "gpupolicy", "--namespace", NAMESPACE, "--no-hooks", "--wait", "--timeout", "240s"
+    )
     assert stack.get("daemonsets", "-n", NAMESPACE) == []

@@ -8,7 +8,7 @@ import pytest
 from tests.stack import GpuNodeOptions, Stack
 from tests.stories import objects
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NODE = "ctk-01"
 
@@ -22,6 +22,7 @@ def node(stack: Stack) -> Iterator[str]:
     stack.wait(lambda: NODE in stack.kubectl("get", "gpunodes"), "the agent's GpuNode")
     yield NODE
     stack.kubectl("delete", "gpupolicies", "--all")
+    stack.wait(lambda: stack.devices() == [], "the devices withdrawn")
     stack.agent(NODE).stop()
     made.stop()
     stack.kubectl("delete", "gpunode", NODE, "--ignore-not-found")
@@ -60,4 +61,4 @@ def test_a_container_sees_what_the_toolkit_injects(
         uuids = re.findall(r"UUID: ([A-Za-z0-9-]+)", shown)
         wanted = {d["attributes"]["uuid"]["string"] for d in stack.devices(policy="ctk")}
         assert len(wanted & set(uuids)) == 1, shown
-        stack.kubectl("delete", "pod", "one", "-n", namespace, "--timeout=30s")
+        stack.kubectl("delete", "pod", "one", "-n", namespace, "--timeout=120s")

@@ -11,9 +11,10 @@ from tests.demo import __main__ as demo
 from tests.stack import Stack
 from tests.stories import objects
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 DRIVER = "gpu.gpupolicy.dev"
+SLOW_MICROSECONDS = 2_000_000
 
 
 @pytest.fixture(scope="module")
@@ -60,24 +61,40 @@ def test_the_table_equals_a_hand_count(shown: Stack) -> None:
         ["3/3", "24/24"],
         ["1/1", "8/8"],
     ]
-    per_node = shown.kubectl("get", "gpunodes", "--no-headers").splitlines()
-    assert sum(int(line.split()[3]) for line in per_node) == 136
+
+    def of_nodes() -> int:
+        lines = shown.kubectl("get", "gpunodes", "--no-headers").splitlines()
+        return sum(int(line.split()[3]) for line in lines)
+
+    # An agent tells of its devices a moment after the API server shows them.
+    shown.wait(lambda: of_nodes() == 136, "the nodes to count the same")
 
 
 def test_the_table_is_true_while_a_layout_rolls(shown: Stack) -> None:
     """Half-way through a change the counts still follow slices and claims, and free is never negative."""
     layout = {"sharing": objects.mig({"1g.10gb": 7}), "offers": None}
-    shown.kubectl("patch", "gpupolicy", "infer", "--type=merge", "-p", json.dumps({"spec": layout}))
+    cards = [shown.simulator(node.name) for node in demo.nodes() if node.pool == "infer"]
     seen = set()
 
-    def rolled() -> bool:
-        row = shown.policy_row("infer")
-        seen.add(tuple(row[2:4]))
-        assert int(row[6]) >= 0
-        return row[3] == "24/24" and shown.condition("gpupolicy", "infer").get("status") == "True"
+    def row() -> list[str]:
+        found = shown.policy_row("infer")
+        seen.add(tuple(found[2:4]))
+        assert int(found[6]) >= 0
+        return found
 
-    shown.wait(lambda: shown.policy_row("infer")[3] != "24/24", "the roll-out begun", 30, every=0.05)
-    shown.wait(rolled, "the roll-out done", 90)
+    def rolled() -> bool:
+        return row()[3] == "24/24" and shown.condition("gpupolicy", "infer").get("status") == "True"
+
+    # Cards that are slow to cut, so that nobody can be too slow to see one half-way.
+    for simulator in cards:
+        simulator.set_latency(SLOW_MICROSECONDS, symbol="nvmlDeviceCreateGpuInstanceWithPlacement")
+    try:
+        shown.kubectl("patch", "gpupolicy", "infer", "--type=merge", "-p", json.dumps({"spec": layout}))
+        shown.wait(lambda: row()[3] != "24/24", "the roll-out begun", every=0.05)
+    finally:
+        for simulator in cards:
+            simulator.clear_latency()
+    shown.wait(rolled, "the roll-out done", 240)
     shown.wait(lambda: table(shown) == hand_count(shown), "the table equals the hand count")
     # Six slices in use stay where they are; the rest of each card is cut anew around them.
     assert hand_count(shown)["infer"] == (168, 6)
@@ -101,6 +118,10 @@ def test_whole_node_jobs_wait_for_one_node(shown: Stack) -> None:
             if "allocation" in claim.get("status", {})
         ]
         assert [len(pool) for pool in pools] == [1, 1, 1]
-        waiting = [p for p in shown.get("pods", "-n", namespace) if p["status"]["phase"] == "Pending"]
-        assert "cannot allocate" in waiting[0]["status"]["conditions"][0]["message"]
+
+        def told() -> str:
+            (waiting,) = [p for p in shown.get("pods", "-n", namespace) if p["status"]["phase"] == "Pending"]
+            return str(waiting["status"].get("conditions", ()))
+
+        shown.wait(lambda: "cannot allocate" in told(), "the scheduler to say why the fourth waits")
         shown.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=0", "--force")

@@ -3,7 +3,9 @@
 One node with four cards, its agent and the controller as processes beside the cluster, so that a test can kill them.
 """
 
+import datetime as dt
 import itertools
+import signal
 import socket
 import subprocess
 import time
@@ -19,19 +21,20 @@ from tests.cluster.process import Daemon
 from tests.stack import NAMESPACE, GpuNodeOptions, Stack
 from tests.stories import objects
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NAME = "gpu-01"
 _numbers = itertools.count(1)
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+_ports: dict[str, int] = {}
 
 
-PORT = free_port()
+def port_of(stack: Stack, name: str = NAME) -> int:
+    """Return the port of an agent, out of those that no connection is given while its agent is away."""
+    if name not in _ports:
+        (_ports[name],) = stack.cluster.run.reserve_ports(1)
+    return _ports[name]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def node(stack: Stack) -> Iterator[Node]:
     option = GpuNodeOptions(name=NAME, pool="train", gpus=4)
     (made,) = stack.add_nodes(option, agents=False)
     stack.make_cards(option, made)
-    stack.start_agent(made, f"--health-port={PORT}")
+    stack.start_agent(made, f"--health-port={port_of(stack)}")
     stack.apply(
         objects.policy(
             "train",
@@ -68,9 +71,9 @@ def namespace(stack: Stack, node: Node) -> Iterator[str]:
         if not stack.agent(NAME).alive:
             stack.agent(NAME).start()
             # A pod that came before the kubelet knows the driver would wait for a minute.
-            stack.wait(lambda: readyz(PORT) == (200, "ok"), "the agent back")
+            stack.wait(lambda: readyz(port_of(stack)) == (200, "ok"), "the agent back")
         stack.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=0", "--force")
-        stack.wait(lambda: stack.policy_row("train")[4:6] == ["4", "0"], "every card free", 90)
+        stack.wait(lambda: stack.policy_row("train")[4:6] == ["4", "0"], "every card free", 240)
 
 
 def readyz(port: int) -> tuple[int, str]:
@@ -105,7 +108,7 @@ def runs(stack: Stack, namespace: str, name: str) -> None:
     """Have a pod with one card, and wait until it runs."""
     running = len([p for p in stack.get("pods", "-n", namespace) if p["status"].get("phase") == "Running"])
     stack.apply(objects.pod(name, namespace, limits={"nvidia.com/gpu": 1}))
-    stack.wait_pods(namespace, running + 1, seconds=120)
+    stack.wait_pods(namespace, running + 1, seconds=240)
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
@@ -116,7 +119,7 @@ def test_a_second_agent_waits_and_takes_over(stack: Stack, node: Node, namespace
     before = sockets(node), slice_versions(stack), stack.simulator(NAME).writes()
     started = starts(stack)
     assert started > 0
-    port = free_port()
+    port = port_of(stack, f"{end}-second")
     second = stack.start_agent(
         node, f"--health-port={port}", "--pod-uid=22222222-0000", name=f"{NAME}-{end}-second"
     )
@@ -136,16 +139,16 @@ def test_a_second_agent_waits_and_takes_over(stack: Stack, node: Node, namespace
         assert slice_versions(stack).keys() == before[1].keys()
         runs(stack, namespace, "after")
         # What the first prepared the second gives back.
-        stack.kubectl("delete", "pod", "before", "-n", namespace, "--timeout=60s")
+        stack.kubectl("delete", "pod", "before", "-n", namespace, "--timeout=150s")
     finally:
         second.stop()
 
 
-def ends(daemon: Daemon, seconds: float = 15.0) -> None:
-    """Stop a process; it must end by itself."""
-    pid = daemon.pid
-    daemon.stop(seconds)
-    assert not daemon.alive, f"process {pid} had to be killed"
+def ends(daemon: Daemon, seconds: float = 60.0) -> None:
+    """Ask a process to end; it must do so by itself."""
+    assert daemon.identity is not None
+    daemon.identity.signal(signal.SIGTERM)
+    assert daemon.wait(seconds), f"process {daemon.pid} would have to be killed"
 
 
 def test_an_agent_that_waits_can_be_stopped(stack: Stack, node: Node, namespace: str) -> None:
@@ -160,11 +163,11 @@ def test_an_agent_that_waits_can_be_stopped(stack: Stack, node: Node, namespace:
 def test_a_taken_port_costs_no_card(stack: Stack, node: Node, namespace: str) -> None:
     """The agent says which port and which value, prepares claims all the same, and takes the port when it is free."""
     stack.agent(NAME).stop()
-    with socket.create_server(("0.0.0.0", 0)) as other:
-        port = other.getsockname()[1]
+    port = port_of(stack, "taken")
+    with socket.create_server(("0.0.0.0", port)) as other:
         agent = stack.start_agent(node, f"--health-port={port}", name=f"{NAME}-port")
         try:
-            stack.wait(lambda: "has registered the driver" in agent.log_tail(), "the agent to be of use")
+            stack.wait(lambda: "has registered the driver" in agent.log.read_text(), "the agent to be of use")
             runs(stack, namespace, "without-probes")
             log = agent.log.read_text()
             assert log.count(f"port {port} of /healthz, /readyz and /metrics cannot be used") == 1
@@ -208,8 +211,8 @@ def test_tokens_that_end(stack: Stack, node: Node, namespace: str) -> None:
     access = stack.cluster.service_account_kubeconfig
     access(NAMESPACE, "gpupolicy-controller", expiration_seconds=24 * 3600).rotate()
     access(NAMESPACE, "gpupolicy-agent", node=NAME, expiration_seconds=24 * 3600).rotate()
-    stack.wait_pods(namespace, 2, seconds=150)
-    stack.wait(lambda: stack.policy_row("train")[4:6] == ["4", "2"], "the controller to count again", 90)
+    stack.wait_pods(namespace, 2, seconds=240)
+    stack.wait(lambda: stack.policy_row("train")[4:6] == ["4", "2"], "the controller to count again", 240)
     runs(stack, namespace, "after")
     assert [daemon.pid for daemon in daemons] == pids
     assert all(daemon.alive for daemon in daemons)
@@ -219,6 +222,29 @@ def card(stack: Stack, index: int) -> dict[str, Any]:
     """Return what the node says of the card at an index."""
     cards = stack.get("gpunode", NAME)["status"]["gpus"]
     return next(c for c in cards if c["index"] == index)
+
+
+def restart_and_look(stack: Stack, end: str) -> None:
+    """End the agent and start it again; wait until the new one has reported, and has looked at the cards once more."""
+
+    def reported() -> str:
+        return str(stack.get("gpunode", NAME)["status"]["lastObservedTime"])
+
+    def looks() -> int:
+        calls = stack.simulator(NAME).calls()
+        return sum(n for name, n in calls.items() if name.startswith("nvmlDeviceGetCount"))
+
+    before = reported()
+    # Reports are dated to the second, and the new agent's must differ.
+    stack.wait(lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" > before, "the next second")
+    agent = stack.agent(NAME)
+    getattr(agent, end)()
+    agent.start()
+    stack.wait(lambda: readyz(port_of(stack)) == (200, "ok"), "the agent back")
+    stack.wait(lambda: reported() != before, "the report of the new agent")
+    seen = looks()
+    # One may have been under way, the next is complete when the one after it begins.
+    stack.wait(lambda: looks() >= seen + 2, "more looks at the cards")
 
 
 def test_r47_a_sick_card_stays_sick_over_restarts_until_it_is_reset(
@@ -234,20 +260,14 @@ def test_r47_a_sick_card_stays_sick_over_restarts_until_it_is_reset(
     stack.wait(report, "the XID to be told", every=1.0)
     stack.wait(lambda: stack.policy_row("train")[6] == "3", "FREE to drop")
     for end in ("kill", "stop"):
-        agent = stack.agent(NAME)
-        getattr(agent, end)()
-        agent.start()
-        stack.wait(lambda: readyz(PORT) == (200, "ok"), "the agent back")
-        # More than one look at the cards: an agent that had forgotten would have said by now that all is well.
-        time.sleep(12.0)
+        restart_and_look(stack, end)
         assert card(stack, 0)["health"] == "Unhealthy"
         assert "XID 79" in card(stack, 0)["healthMessage"]
         assert stack.policy_row("train")[6] == "3"
     simulator.reset(0)
     stack.wait(lambda: card(stack, 0)["health"] == "Healthy", "the reset to be noticed")
     stack.wait(lambda: stack.policy_row("train")[6] == "4", "FREE to come back")
-    stack.agent(NAME).restart()
-    stack.wait(lambda: readyz(PORT) == (200, "ok"), "the agent back")
+    restart_and_look(stack, "stop")
     assert card(stack, 0)["health"] == "Healthy"
 
 
@@ -275,15 +295,14 @@ def test_r46_a_foreign_instance_beside_ours_is_told(stack: Stack, node: Node, na
 
     before = simulator.layout(ours["index"])
     by_hand("-cgi", "1g.10gb", "-C")
-    stack.wait(
-        lambda: card(stack, ours["index"])["reason"] == "OwnershipConflict", "the foreign instance", 45
-    )
+    stack.wait(lambda: card(stack, ours["index"])["reason"] == "OwnershipConflict", "the foreign instance")
     assert "1g.10gb@" in card(stack, ours["index"])["message"]
     assert len(simulator.layout(ours["index"])) == len(before) + 1
     (foreign,) = [i["id"] for i in simulator.gpu(ours["index"])["gpu_instances"] if i["profile"] == "1g.10gb"]
     by_hand("-dci", "-gi", str(foreign))
     by_hand("-dgi", "-gi", str(foreign))
+    stack.wait(lambda: card(stack, ours["index"])["reason"] == "Applied", "the conflict over")
     stack.wait_policies("slices")
     assert simulator.layout(ours["index"]) == before
-    stack.kubectl("delete", "gpupolicy", "slices", "--timeout=60s")
-    stack.wait_policies("train", seconds=120)
+    stack.kubectl("delete", "gpupolicy", "slices", "--timeout=120s")
+    stack.wait_policies("train", seconds=240)

@@ -13,7 +13,7 @@ from tests.cluster.cluster import Cluster
 from tests.stack import NAMESPACE, GpuNodeOptions, Stack
 from tests.stories import objects
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,8 @@ def installed() -> Iterator[Stack]:
             GpuNodeOptions(name="gpu-01", pool="train"), GpuNodeOptions(name="gpu-02", pool="infer")
         )
         stack.kubectl("create", "namespace", "work")
+        # That they are not ready yet is taken from nodes some time after they are.
+        stack.wait(lambda: not any("taints" in n["spec"] for n in stack.get("nodes")), "nodes without taints")
         before = {
             name: stack.kubectl("get", "node", name, "-o", "jsonpath={.spec}")
             for name in ("gpu-01", "gpu-02")
@@ -67,7 +69,7 @@ def test_policies_and_pods_work_as_with_any_installation(installed: Stack) -> No
         ),
         objects.policy("infer", pool="infer", sharing=objects.mig(objects.H100_LAYOUT)),
     )
-    stack.wait_policies("train", "infer", seconds=120)
+    stack.wait_policies("train", "infer", seconds=240)
     assert stack.policy_row("train")[1:6] == ["Exclusive", "1/1", "8/8", "8", "0"]
     assert stack.policy_row("infer")[1:6] == ["MIG", "1/1", "8/8", "32", "0"]
     stack.apply(
@@ -111,7 +113,7 @@ def test_an_upgrade_replaces_the_pods_and_nothing_else(installed: Stack) -> None
     stack.upgrade_pods("agent.podAnnotations.round=two", "controller.podAnnotations.round=two")
     stack.apply(objects.pod("meanwhile", "work", limits={"nvidia.com/gpu": 1}))
     stack.wait_rollout()
-    stack.wait_pods("work", 3, seconds=120)
+    stack.wait_pods("work", 3, seconds=240)
     assert agent_pod(stack, "gpu-01")["metadata"]["uid"] != old
     assert {name: cards_of(stack, name) for name in seen} == seen
     assert not set(cards_of(stack, "meanwhile")) & set(seen["whole"])
@@ -133,7 +135,7 @@ def test_an_agent_killed_while_it_prepares(installed: Stack) -> None:
         "--grace-period=0",
         "--force",
     )
-    stack.wait_pods("work", 4, seconds=150)
+    stack.wait_pods("work", 4, seconds=240)
     assert len(cards_of(stack, "killed")) == 3
     others = {line for name in ("whole", "meanwhile") for line in cards_of(stack, name)}
     assert not set(cards_of(stack, "killed")) & others
@@ -152,7 +154,7 @@ def test_uninstalling_under_running_pods(installed: Stack) -> None:
     stack = installed
     seen = cards_of(stack, "whole")
     layout = stack.simulator("gpu-02").layout(0)
-    stack.helm("uninstall", "gpupolicy", "--namespace", NAMESPACE, "--wait", "--timeout", "90s")
+    stack.helm("uninstall", "gpupolicy", "--namespace", NAMESPACE, "--wait", "--timeout", "240s")
     stack.wait(lambda: stack.get("pods", "-n", NAMESPACE) == [], "controller and agents to go")
     names = {c["metadata"]["name"] for c in stack.get("deviceclasses")}
     assert {"h100", "infer-1g-10gb"} <= names
@@ -173,22 +175,22 @@ def test_what_the_documentation_says_about_pods_that_end_without_an_agent(instal
     stack.wait(
         lambda: "whole" not in {p["metadata"]["name"] for p in stack.get("pods", "-n", "work")},
         "the pod that ended meanwhile to go",
-        60,
+        240,
     )
     stack.wait_policies("train", "infer")
     # A claim goes a moment after its pod.
     stack.wait(lambda: stack.policy_row("train")[4:6] == ["8", "1"], "their cards to be free again")
     stack.apply(objects.pod("after", "work", limits={"nvidia.com/gpu": 7}, node="gpu-01"))
-    stack.wait(lambda: is_ready(stack.get("pod", "after", "-n", "work")), "a pod on all of them", 150)
+    stack.wait(lambda: is_ready(stack.get("pod", "after", "-n", "work")), "a pod on all of them", 240)
     assert not set(cards_of(stack, "after")) & set(cards_of(stack, "meanwhile"))
 
 
 def test_deleting_everything_leaves_nothing_that_hangs(installed: Stack) -> None:
     """Pods first, then policies, then the release, then the CRDs: the order of the documentation."""
     stack = installed
-    stack.kubectl("delete", "pods", "--all", "-n", "work", "--timeout=60s")
-    stack.kubectl("delete", "gpupolicies", "--all", "--timeout=60s")
+    stack.kubectl("delete", "pods", "--all", "-n", "work", "--timeout=150s")
+    stack.kubectl("delete", "gpupolicies", "--all", "--timeout=150s")
     stack.wait(lambda: stack.get("deviceclasses") == [], "the classes to go")
-    stack.helm("uninstall", "gpupolicy", "--namespace", NAMESPACE, "--wait", "--timeout", "90s")
-    stack.kubectl("delete", "crd", "gpupolicies.gpupolicy.dev", "gpunodes.gpupolicy.dev", "--timeout=60s")
+    stack.helm("uninstall", "gpupolicy", "--namespace", NAMESPACE, "--wait", "--timeout", "240s")
+    stack.kubectl("delete", "crd", "gpupolicies.gpupolicy.dev", "gpunodes.gpupolicy.dev", "--timeout=150s")
     assert json.loads(stack.kubectl("get", "crds", "-o", "json"))["items"] == []

@@ -147,6 +147,14 @@ def install(stack: Stack, directory: Path) -> None:
     except TimeoutError as error:
         log = stack.kubectl("logs", "-n", "kueue-system", deployment, "--tail=30")
         raise TimeoutError(f"{error}\n--- Kueue\n{log}") from error
+    # The API server finds the webhooks some time after their pod is ready.
+    examples = "---\n".join(shown(stack, name, "kueue") for name in POLICIES)
+    stack.wait(
+        lambda: stack.succeeds("apply", "--dry-run=server", "-f", "-", stdin=examples),
+        "Kueue's webhooks",
+        LONG_SECONDS,
+        every=1,
+    )
 
 
 def active(stack: Stack, *which: str) -> bool:

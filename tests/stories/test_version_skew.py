@@ -100,13 +100,13 @@ class World:
         ):
             image = stack.get(workload, "-n", NAMESPACE)["spec"]["template"]["spec"]["containers"][0]["image"]
             assert image.endswith(f":{version}")
-        stack.wait_policies("train", "infer", seconds=120)
+        stack.wait_policies("train", "infer", seconds=240)
         name = f"c{controller}-a{agents}".replace(".", "")
         stack.apply(objects.pod(name, "work", template="slice"))
-        stack.wait_pods("work", 3, seconds=150)
-        stack.kubectl("delete", "pod", name, "-n", "work", "--timeout=100s")
+        stack.wait_pods("work", 3, seconds=240)
+        stack.kubectl("delete", "pod", name, "-n", "work", "--timeout=150s")
         assert self.look() == self.facts
-        stack.wait_policies("train", "infer", seconds=60)
+        stack.wait_policies("train", "infer")
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +131,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             objects.template("card", "work", "h100"),
             objects.template("slice", "work", "infer-1g-10gb"),
         )
-        stack.wait_policies("train", "infer", seconds=150)
+        stack.wait_policies("train", "infer", seconds=240)
         stack.apply(
             objects.pod("whole", "work", template="card"), objects.pod("slice", "work", template="slice")
         )
-        stack.wait_pods("work", 2, seconds=120)
+        stack.wait_pods("work", 2, seconds=240)
         made.facts = made.look()
         stack.chart = ROOT / "charts/gpupolicy"
         yield made

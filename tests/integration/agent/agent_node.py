@@ -230,7 +230,7 @@ class AgentNode:
         assert self.wish.status is not None
         return next(g for g in self.wish.status.gpus if g.uuid == self.simulator.gpu(index)["uuid"])
 
-    async def until(self, condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
         """Run the loop until something holds."""
         running = asyncio.create_task(self.loop.run())
         try:
@@ -260,6 +260,10 @@ class AgentNode:
         return all(
             (c := self.card(i)).reason == "Applied" and c.applied_revision == revision for i in indices
         )
+
+    def has_seen_wish(self) -> bool:
+        """Whether the status is about what is wanted now."""
+        return self.wish.status is not None and self.wish.status.observed_generation == self.wish.generation
 
     def layout(self, index: int) -> list[str]:
         """What really stands on a card, as `profile@start`."""

@@ -201,7 +201,7 @@ def run_child(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -256,7 +256,7 @@ async def test_a_foreign_instance_survives_every_interruption(tmp_path: Path) ->
         for symbol in WRITES:
             node.simulator.add_fault(symbol, count=1, mode="after")
             node.want(0, ("2g.20gb", 3), revision=symbol)
-            await node.until(lambda: node.card(0).reason == "OwnershipConflict")
+            await node.until(lambda: node.card(0).reason == "OwnershipConflict" and node.has_seen_wish())
             node.simulator.clear_faults()
         await node.restart()
         await node.until(lambda: node.wish.status is not None and node.card(0).reason == "OwnershipConflict")
@@ -293,7 +293,7 @@ async def test_an_instance_that_somebody_made_in_our_place_is_never_ours(
         node.want(0, ("1g.10gb", 2), revision="r2")
         await node.until(lambda: node.card(0).reason == "OwnershipConflict")
         node.want(0, ("7g.80gb", 1), revision="r3")
-        await node.until(lambda: node.card(0).reason == "OwnershipConflict")
+        await node.until(lambda: node.card(0).reason == "OwnershipConflict" and node.has_seen_wish())
         await node.restart()
         await node.until(lambda: node.wish.status is not None and node.card(0).reason == "OwnershipConflict")
         standing = {i.uuid: i.ownership for i in node.card(0).instances}

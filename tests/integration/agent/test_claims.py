@@ -157,7 +157,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that end soon, for the paths that end in a refusal."""
     monkeypatch.setattr(agent_claims, "ABSENT_SECONDS", 0.3)
     monkeypatch.setattr(agent_claims, "HOLDER_GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(agent_claims, "CALL_SECONDS", 1.5)
+    monkeypatch.setattr(agent_claims, "CALL_SECONDS", 3.0)
     monkeypatch.setattr(agent_claims, "LOOK_AGAIN_SECONDS", 0.05)
 
 
@@ -399,13 +399,13 @@ async def test_a_claim_that_went_while_its_card_was_being_changed_is_not_prepare
 
 async def test_an_api_server_that_is_slow_is_believed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is as fresh as it can be; to ask again would take as long again."""
-    monkeypatch.setattr(agent_claims, "FRESH_SECONDS", 0.2)
+    monkeypatch.setattr(agent_claims, "FRESH_SECONDS", 1.0)
     get = node.source.get  # type: ignore[attr-defined]
     asked: list[str] = []
 
     async def slowly(resource: Any, name: str, namespace: str | None = None, **_: float) -> Any:
         asked.append(name)
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.2)
         return await get(resource, name, namespace)
 
     monkeypatch.setattr(node.source, "get", slowly)  # type: ignore[attr-defined]
