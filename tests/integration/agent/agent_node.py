@@ -22,11 +22,15 @@ from gpupolicy.api.node import GpuAssignment, GpuNodeSpec, GpuNodeStatus, GpuSta
 from gpupolicy.api.policy import MigLayoutEntry, Strategy
 from gpupolicy.core import ownership, records
 from gpupolicy.core.devices import Device
+from gpupolicy.core.records import ClaimRecord, ClaimState, PreparedDevice
 from gpupolicy.core.refusals import Refusal
 from tests.simulator import Simulator
 
 NODE = "gpu-01"
 FAST = Timing(poll=0.2, waiting=0.05, settle=0.0, withdraw=2.0, outage=0.5)
+INFER = (("3g.40gb", 1), ("2g.20gb", 1), ("1g.10gb", 2))
+SEVEN = (("1g.10gb", 7),)
+INFER_PLACED = ["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"]
 
 
 class Slices:
@@ -268,6 +272,25 @@ class AgentNode:
     def layout(self, index: int) -> list[str]:
         """What really stands on a card, as `profile@start`."""
         return [f"{profile}@{start}" for profile, start in self.simulator.layout(index)]
+
+
+async def prepare(node: AgentNode, uid: str, device: str, *pods: str) -> None:
+    """Do what the claims handler does to the state when a claim is prepared."""
+    record = node.state.devices[device]
+    held = PreparedDevice(record, node.state.pool)
+    await node.state.save_claim(
+        ClaimRecord(uid, "ns", uid, ClaimState.PREPARE_COMPLETED, (held,), pods or (f"{uid}-pod",))
+    )
+
+
+def held(node: AgentNode, index: int, profile: str) -> str:
+    """Return the name of a published device of a card and profile."""
+    uuid = node.simulator.gpu(index)["uuid"]
+    return next(
+        d.name
+        for d in node.slices.devices.values()
+        if d.record.gpu_uuid == uuid and d.record.profile == profile
+    )
 
 
 Eventually = Callable[[], Awaitable[bool]]
