@@ -122,7 +122,8 @@ def present(stack: Stack) -> None:
         "  kubectl get gpupolicies -o wide\n"
         "  kubectl get gpunodes -o wide\n"
         "  kubectl explain gpupolicy.spec.sharing\n"
-        """  kubectl gpupolicy select 'device.attributes["gpu.gpupolicy.dev"].type == "mig"'\n"""
+        """  kubectl gpupolicy select 'device.driver == "gpu.gpupolicy.dev" && """
+        """device.attributes["gpu.gpupolicy.dev"].type == "mig"'\n"""
         "  kubectl edit gpupolicy infer        # change the layout and offers: idle cards change, busy ones wait\n"
         "Stop: make demo-down"
     )
