@@ -362,10 +362,12 @@ def test_r25_busy_cards_wait_and_idle_ones_go_on(stack: Stack, namespace: str) -
         lambda: stack.condition("gpupolicy", "infer").get("reason") == "WaitingForClaims",
         "the policy says why",
     )
-    assert f"{namespace}/busy" in stack.condition("gpupolicy", "infer")["message"]
+    # The pod, not only a claim whose name begins with the pod's.
+    named = re.compile(rf"pod {namespace}/busy\b(?!-)")
+    assert named.search(stack.condition("gpupolicy", "infer")["message"])
     gpus = stack.get("gpunode", "gpu-05")["status"]["gpus"]
     (waiting,) = [g for g in gpus if g["reason"] == "WaitingForClaims"]
-    assert f"{namespace}/busy" in waiting["message"]
+    assert named.search(waiting["message"])
     now = {
         g["uuid"]: [i for i in g["gpu_instances"] if i["profile"] == "3g.40gb"]
         for g in simulator.dump()["gpus"]
