@@ -128,7 +128,7 @@ def worth_telling(before: Iterable[Condition], after: Iterable[Condition]) -> li
     """Return the conditions of a policy whose change is an event.
 
     That is every change of the summary in status or reason, and what deserves a second look. On the way to many nodes the
-    reason goes to and fro between the stations of a rollout; that is told once.
+    reason goes back and forth between the stations of a rollout; that is told once.
     """
     known = {c.type: c for c in before}
     result = []
