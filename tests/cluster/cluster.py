@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http
 import json
 import sys
@@ -27,6 +28,7 @@ from tests.cluster.control_plane import ControlPlane, ControlPlaneOptions
 from tests.cluster.image import Image, write_archive
 from tests.cluster.node import Node, NodeOptions, start_nodes
 from tests.cluster.process import Daemon, poll_until
+from tests.cluster.rest import RestClient
 from tests.cluster.run import REPOSITORY, Run
 
 _CONTROL_PLANE_TOOLS = {"etcd", "kubernetes"}
@@ -165,15 +167,20 @@ class Cluster:
 
     @contextlib.contextmanager
     def namespace(self, name: str, labels: Mapping[str, str] | None = None) -> Iterator[str]:
-        """A namespace, usable (its service account is there), deleted afterwards without waiting."""
+        """A namespace, usable, deleted afterwards without waiting.
+
+        What controllers put into each namespace is there: service account and the authority's certificate. After an outage
+        of the API server they may look again only a minute later.
+        """
         admin = self.control_plane.admin
         admin.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": dict(labels or {})}})
-        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        poll_until(
-            lambda: admin.call("GET", account).status == http.HTTPStatus.OK,
-            timeout_seconds=30.0,
-            what=f"the default service account of namespace {name}",
-        )
+        for part in ("serviceaccounts/default", "configmaps/kube-root-ca.crt"):
+            path = f"/api/v1/namespaces/{name}/{part}"
+            poll_until(
+                functools.partial(_exists, admin, path),
+                timeout_seconds=150.0,
+                what=path,
+            )
         yield name
         admin.delete(f"/api/v1/namespaces/{name}")
 
@@ -191,3 +198,7 @@ class Cluster:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _exists(admin: RestClient, path: str) -> bool:
+    return admin.call("GET", path).status == http.HTTPStatus.OK

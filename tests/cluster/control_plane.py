@@ -27,7 +27,7 @@ from tests.cluster.process import Daemon
 from tests.cluster.rest import RestClient
 from tests.cluster.run import Run
 
-READY_TIMEOUT_SECONDS = 90.0
+READY_TIMEOUT_SECONDS = 150.0
 _LOOPBACK = "127.0.0.1"
 _KUBELET_CLIENT = "kube-apiserver-kubelet-client"
 

@@ -15,7 +15,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _INTERFACES = Path("/sys/class/net")
 _INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY_INSTANCES = 4096
-_TIMEOUT_SECONDS = 60.0
+_TIMEOUT_SECONDS = 150.0
 
 
 def end_processes(marker: str, cgroup: str) -> None:

@@ -56,7 +56,7 @@ from tests.cluster.run import REPOSITORY, Run, inotify_note, machine_lock
 NODE_VARIABLE = "GPUPOLICY_TEST_NODE"
 _PARALLEL_STARTS = 4
 _NODE_GROUPS = ("system:nodes",)
-START_TIMEOUT_SECONDS = 90.0
+START_TIMEOUT_SECONDS = 150.0
 _NAMESPACE = "k8s.io"  # containerd's, for everything that the kubelet asks for
 
 
@@ -279,7 +279,7 @@ class Node:
         wiped = self._mark_slices()
         self._start_daemon(self.kubelet, self.inside(command))
         self.wait_ready()
-        self.kubelet.wait_until(wiped, f"wiped ResourceSlices of {self.name}", timeout_seconds=60)
+        self.kubelet.wait_until(wiped, f"wiped ResourceSlices of {self.name}", timeout_seconds=120)
 
     def _mark_slices(self) -> Callable[[], bool]:
         """Put an empty slice where the starting kubelet has to delete it; return whether it has done so.

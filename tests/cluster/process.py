@@ -196,7 +196,7 @@ class Daemon:
         self._run.record_process(self.name, ProcessIdentity(process.pid, ticks, boot_id()))
         _CHILDREN[process.pid] = process
 
-    def stop(self, timeout_seconds: float = 10.0) -> None:
+    def stop(self, timeout_seconds: float = 30.0) -> None:
         """Ask the process to end (SIGTERM), then make it end (SIGKILL). No error when it is gone."""
         identity = self.identity
         if identity is None or not self.alive:
@@ -212,7 +212,7 @@ class Daemon:
         identity = self.identity
         if identity is not None:
             identity.signal(signal.SIGKILL)
-            identity.wait(30.0)
+            identity.wait(120.0)
 
     def restart(self) -> None:
         self.stop()

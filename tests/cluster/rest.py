@@ -11,12 +11,15 @@ import http.client
 import json
 import ssl
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 60.0
+_ATTEMPTS = 30
+"""How often a request is made again that the server is too busy for."""
 
 
 class Answer(NamedTuple):
@@ -91,6 +94,12 @@ class RestClient:
 
     def _checked(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         answer = self.call(method, path, body, **options)
+        # A server whose copies are not there yet, or behind, refuses lists for a moment; every client asks again.
+        for _ in range(_ATTEMPTS):
+            if answer.status != http.HTTPStatus.TOO_MANY_REQUESTS:
+                break
+            time.sleep(1.0)
+            answer = self.call(method, path, body, **options)
         if answer.status >= http.client.BAD_REQUEST:
             raise ApiError(f"{method} {path}", answer)
         return answer.body

@@ -14,8 +14,8 @@ import pytest
 from tests.cluster.cleanup import WARDEN, clean_dead_runs
 from tests.cluster.cluster import Cluster
 from tests.cluster.host import cgroup_folders, processes_of
-from tests.cluster.process import poll_until
-from tests.cluster.run import REPOSITORY, Run
+from tests.cluster.process import command_of, poll_until
+from tests.cluster.run import REPOSITORY, Run, machine_lock
 
 pytestmark = pytest.mark.cluster
 
@@ -32,7 +32,7 @@ cluster = Cluster.start(state_dir, nodes=[NodeOptions("n1")], detached=detached)
 container = {"name": "c", "image": BUSYBOX, "imagePullPolicy": "Never", "command": ["sleep", "1000"]}
 pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "n1", "containers": [container]}}
 cluster.control_plane.admin.create("/api/v1/namespaces/default/pods", pod)
-cluster.kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=60s")
+cluster.kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=120s", timeout_seconds=180)
 cluster.daemon("beside", ["sleep", "1000"]).start()
 print("ready", flush=True)
 if not detached:
@@ -82,7 +82,7 @@ def test_the_warden_removes_the_cluster_of_an_owner_that_was_killed(
     process.kill()
     process.wait()
 
-    poll_until(lambda: not leftovers(run, data), timeout_seconds=60, what="the end of all leftovers")
+    poll_until(lambda: not leftovers(run, data), timeout_seconds=120, what="the end of all leftovers")
 
 
 def test_the_next_start_removes_what_owner_and_warden_left(
@@ -91,21 +91,23 @@ def test_the_next_start_removes_what_owner_and_warden_left(
     process, run = owner
     data = run.data_directory
     warden = next(daemon for daemon in run.daemons if daemon.name == WARDEN)
-    warden.kill()
-    process.kill()
-    process.wait()
-    # A killed shim leaves its container without any tie to the run but the cgroup.
-    shims = [
-        p
-        for p in processes_of(run.marker, run.cgroup)
-        if "containerd-shim" in Path(f"/proc/{p.pid}/cmdline").read_text()
-    ]
-    assert shims
-    for shim in shims:
-        shim.signal(signal.SIGKILL)
-    assert len(leftovers(run, data)) > 10
+    # Any cluster that another test worker starts would do the cleaning; they wait for the lock.
+    with machine_lock():
+        warden.kill()
+        process.kill()
+        process.wait()
+        # A killed shim leaves its container without any tie to the run but the cgroup.
+        shims = [
+            p
+            for p in processes_of(run.marker, run.cgroup)
+            if any("containerd-shim" in word for word in command_of(p.pid))
+        ]
+        assert shims
+        for shim in shims:
+            shim.signal(signal.SIGKILL)
+        assert len(leftovers(run, data)) > 10
 
-    removed = clean_dead_runs()
+        removed = clean_dead_runs()
 
     assert run.id in removed
     assert leftovers(run, data) == []
@@ -116,7 +118,7 @@ def test_the_next_start_removes_what_owner_and_warden_left(
 def test_a_detached_cluster_outlives_its_starter_until_another_program_stops_it(tmp_path: Path) -> None:
     process, run = start_owner(tmp_path, "detached")
     with process:
-        process.wait(30)
+        process.wait(60)
     data = run.data_directory
 
     removed = clean_dead_runs()
