@@ -22,7 +22,7 @@ from tests.cluster.cluster import Cluster
 from tests.integration.test_chart import objects
 from tests.stack import GpuNodeOptions, Stack
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 OBJECTS = ("PrometheusRule", "gpupolicy"), ("ConfigMap", "gpupolicy-dashboard")
 
@@ -32,7 +32,7 @@ def promtool(*arguments: str | Path, stdin: str | None = None) -> subprocess.Com
     (tool,) = [tool for tool in build.TOOLS if tool.name == build.PROMTOOL]
     program = build.bin_directory([tool]) / "promtool"
     return subprocess.run(
-        [program, *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=60
+        [program, *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=240
     )
 
 
@@ -246,7 +246,7 @@ def observed() -> Iterator[Observed]:
         (port,) = cluster.run.reserve_ports(1)
         agent = stack.start_agent(node, f"--health-port={port}")
         stack.apply(POLICY)
-        stack.wait_policies("train", seconds=120)
+        stack.wait_policies("train", seconds=240)
         ports = {"controller": health_port(controller.log), "agent": port}
         served = {}
 
@@ -255,12 +255,15 @@ def observed() -> Iterator[Observed]:
             # The count of devices follows the slices within seconds.
             return 'gpupolicy_policy_devices{policy="train"} 16.0' in served["controller"]
 
-        stack.wait(read, "all devices in the controller's metrics", 120)
+        stack.wait(read, "all devices in the controller's metrics", 240)
         logs = {"controller": controller.log, "agent": agent.log}
-        lines = {
-            name: [json.loads(line) for line in log.read_text().splitlines()] for name, log in logs.items()
-        }
+        lines = {name: [json.loads(line) for line in whole_lines(log)] for name, log in logs.items()}
         yield Observed(served, lines)
+
+
+def whole_lines(log: Path) -> list[str]:
+    """Return the lines of a log without the one that is just being written."""
+    return [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def health_port(log: Path) -> int:
@@ -271,7 +274,7 @@ def health_port(log: Path) -> int:
 
 
 def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         text: str = answer.read().decode()
         return text
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import KubectlError
+from tests.cluster.definitions import install_definitions
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.cluster
@@ -16,9 +17,8 @@ MIG = {"strategy": "MIG", "mig": {"layout": [{"profile": "1g.10gb", "count": 2}]
 
 @pytest.fixture(scope="module", autouse=True)
 def _definitions(cluster: Cluster) -> None:
-    """The CRDs as committed, established."""
-    cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(ROOT / "crds"))
+    """The CRDs as committed, known to everybody."""
+    install_definitions(cluster, ROOT / "crds")
 
 
 def apply(cluster: Cluster, spec: dict[str, Any]) -> str:

@@ -54,7 +54,7 @@ def run_killed(root: Path, operation: str, victim: int, half: str) -> int:
     """Run one operation and kill it before its victim-th call; return the exit status."""
     path = str(Path(ledger.__file__).parents[2])
     command = [sys.executable, "-c", KILLED, str(root), operation, str(victim), half]
-    return subprocess.run(command, env={"PYTHONPATH": path}, check=False, timeout=60).returncode
+    return subprocess.run(command, env={"PYTHONPATH": path}, check=False, timeout=240).returncode
 
 
 def load(root: Path) -> ledger.Contents:

@@ -4,6 +4,7 @@ A toy driver is all that is ours here besides the parts under test. The node is 
 restarted and its driver is killed.
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from tests.cluster.node import Node, NodeOptions
 from tests.cluster.process import Daemon, poll_until
 from tests.paths import ROOT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 DRIVER = "toy.example.com"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -47,9 +48,9 @@ class Toy:
         )
 
     def events(self, event: str = "") -> list[dict[str, Any]]:
-        """What the driver said so far, its log lines left out."""
-        lines = self.daemon.log.read_text().splitlines()
-        said = [json.loads(line) for line in lines if line.startswith("{")]
+        """What the driver said so far, its log lines left out, and what it is just writing."""
+        lines = self.daemon.log.read_text().splitlines(keepends=True)
+        said = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
         return [each for each in said if event in ("", each["event"])]
 
     def wait_for(self, what: str, condition: Callable[[], Any]) -> None:
@@ -57,7 +58,7 @@ class Toy:
             self.daemon.require_alive()
             return bool(condition())
 
-        poll_until(held, timeout_seconds=90, what=f"{what}; see {self.daemon.log}")
+        poll_until(held, timeout_seconds=120, what=f"{what}; see {self.daemon.log}")
 
     def wait_registered(self, times: int = 1) -> None:
         def registrations() -> int:
@@ -149,7 +150,7 @@ class Pods:
 
     def wait_running(self, name: str) -> dict[str, str]:
         """Wait until the pod runs; return its environment."""
-        poll_until(lambda: self.phase(name) == "Running", timeout_seconds=90, what=f"pod {name} Running")
+        poll_until(lambda: self.phase(name) == "Running", timeout_seconds=120, what=f"pod {name} Running")
         output = ""
 
         def complete() -> bool:
@@ -157,14 +158,14 @@ class Pods:
             output = self.cluster.kubectl("logs", "-n", self.namespace, name)
             return "TOYS=" in output
 
-        poll_until(complete, timeout_seconds=30, what=f"the environment of {name}")
+        poll_until(complete, timeout_seconds=60, what=f"the environment of {name}")
         return dict(line.partition("=")[::2] for line in output.splitlines())
 
     def delete(self, name: str) -> None:
         self.admin.delete(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
 
     def wait_gone(self, name: str) -> None:
-        poll_until(lambda: self.get(name) is None, timeout_seconds=90, what=f"pod {name} gone")
+        poll_until(lambda: self.get(name) is None, timeout_seconds=120, what=f"pod {name} gone")
 
     def uid(self, name: str) -> str:
         path = f"/apis/resource.k8s.io/v1/namespaces/{self.namespace}/resourceclaims/{name}"
@@ -182,10 +183,15 @@ class Pods:
 def pods(cluster: Cluster, namespace: str) -> Iterator[Pods]:
     started = Pods(cluster, namespace)
     yield started
-    for pod in started.admin.get(f"/api/v1/namespaces/{namespace}/pods")["items"]:
-        started.admin.delete(
-            f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}", gracePeriodSeconds="0"
-        )
+    left = [
+        pod["metadata"]["name"] for pod in started.admin.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+    ]
+    for name in left:
+        started.delete(name)
+    # While their driver still runs: a claim that is prepared for ever would be unprepared in the middle of a later test.
+    for name in left:
+        with contextlib.suppress(TimeoutError):
+            started.wait_gone(name)
 
 
 def cdi_files(node: Node) -> list[str]:
@@ -268,8 +274,12 @@ def test_a_removed_registration_is_renewed(node: Node, make_toy: Callable[..., T
     """The kubelet hears of the removal and drops the driver; the new socket brings it back."""
     toy = make_toy()
     toy.wait_registered()
+    before = len(toy.events("status"))
     (node.registry_dir / f"{DRIVER}-reg.sock").unlink()
-    toy.wait_for("the loss noticed", lambda: not toy.events("status")[-1]["registered"])
+    # The kubelet may be back before anybody looks.
+    toy.wait_for(
+        "the loss noticed", lambda: any(not each["registered"] for each in toy.events("status")[before:])
+    )
     toy.wait_registered(times=2)
     pods.start("pod")
     pods.wait_running("pod")
@@ -280,7 +290,7 @@ def test_a_refusal_stands_in_the_pods_events(make_toy: Callable[..., Toy], pods:
     pods.start("refused")
     poll_until(
         lambda: any("this claim is refused by the toy" in message for message in pods.messages("refused")),
-        timeout_seconds=90,
+        timeout_seconds=120,
         what="the event with our words",
     )
     pods.delete("refused")
@@ -325,4 +335,4 @@ def test_a_rolling_update_has_two_instances_for_a_while(
         pods.delete(name)
         pods.wait_gone(name)
     assert records(node) == []
-    assert len(new.events("unprepare")) == 2
+    assert {each["claim"] for each in new.events("unprepare")} == {"first", "second"}

@@ -123,7 +123,7 @@ def test_without_the_right_to_create_classes(
         file = cluster.control_plane.kubeconfig("reader")
         rest = cluster.control_plane.rest(file)
         cluster.control_plane.api_server.wait_until(
-            lambda: rest.call("GET", SLICES).status == 200, "the reader's rights", timeout_seconds=30
+            lambda: rest.call("GET", SLICES).status == 200, "the reader's rights", timeout_seconds=60
         )
         code, found = select(capsys, GUARDED + '"gpu"', "--kubeconfig", str(file), "--new")
         assert (code, found["new"]["answer"], found["new"]["apiServer"]) == (0, "accepted", None)

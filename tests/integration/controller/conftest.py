@@ -6,12 +6,14 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.definitions import install_definitions
 from tests.cluster.process import Daemon, poll_until
 from tests.cluster.rest import ApiError, RestClient
 from tests.integration.controller.stand_in import GPUNODES, SLICES, StandIn, h100
@@ -24,19 +26,6 @@ CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 
 
-def install_crds(cluster: Cluster) -> None:
-    """Install the CRDs and wait until they can be used."""
-    cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(ROOT / "crds"))
-    # An established kind answers 429 until its storage is ready.
-    for path in (POLICIES, GPUNODES):
-        poll_until(
-            lambda path=path: cluster.control_plane.admin.call("GET", path).status == 200,
-            timeout_seconds=20.0,
-            what=path,
-        )
-
-
 @pytest.fixture(scope="session")
 def installed(cluster: Cluster) -> Cluster:
     """The cluster with CRDs and the roles of the chart."""
@@ -47,7 +36,7 @@ def installed(cluster: Cluster) -> Cluster:
 def install(cluster: Cluster) -> None:
     """Install the CRDs and the controller's roles, as the chart has them."""
     plane = cluster.control_plane
-    install_crds(cluster)
+    install_definitions(cluster, ROOT / "crds")
     if plane.admin.call("GET", f"/api/v1/namespaces/{NAMESPACE}").status != 200:
         plane.admin.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     rendered = subprocess.run(
@@ -81,7 +70,7 @@ class World:
 
     def install_crds(self) -> None:
         """Install the CRDs again, for a test that removed them."""
-        install_crds(self.cluster)
+        install_definitions(self.cluster, ROOT / "crds")
 
     def start_controller(self, *arguments: str) -> Daemon:
         """Start one more controller process."""
@@ -158,11 +147,11 @@ class World:
         found = self.admin.get("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
         return [e for e in found if e["regarding"]["kind"] == kind and e["regarding"]["name"] == name]
 
-    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 75.0) -> None:
+    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 150.0) -> None:
         """Wait until something holds; on timeout show what the controller said last.
 
-        The limit allows for the garbage collector, which learns of new kinds only every half minute: a class that
-        goes with its policy may take that long on a cluster whose CRDs are young.
+        The limit allows for the garbage collector, which learns of new kinds only every half minute, and looks again a
+        minute after an outage: a class that goes with its policy may take that long.
         """
 
         def holds() -> bool:
@@ -183,7 +172,7 @@ class World:
             }
             raise TimeoutError(f"{error}\n{json.dumps(shown, indent=1)}\n{tail}") from error
 
-    def wait_reason(self, policy: str, reason: str, seconds: float = 20.0) -> dict[str, Any]:
+    def wait_reason(self, policy: str, reason: str, seconds: float = 90.0) -> dict[str, Any]:
         """Wait until Ready has a reason for the policy's present generation; return the condition."""
 
         def holds() -> bool:
@@ -267,6 +256,42 @@ class World:
             user=f"system:serviceaccount:{NAMESPACE}:gpupolicy-controller", after=after
         )
 
+    def wait_quiet(self) -> None:
+        """Wait until the controllers have written nothing for a while: events come after the state that they tell of."""
+
+        def quiet() -> bool:
+            position = self.cluster.control_plane.audit_position()
+            time.sleep(2.0)
+            return self.written(after=position) == []
+
+        self.wait("the end of all writes", quiet)
+
+    def wait_right(self, user: str, verb: str, resource: str, *, allowed: bool, namespace: str = "") -> None:
+        """Wait until a service account of the chart may do something, or may not: rights lag behind roles.
+
+        Without a namespace it is about all of them.
+        """
+        plural, _, group = resource.partition(".")
+        spec = {
+            "user": f"system:serviceaccount:{NAMESPACE}:{user}",
+            "groups": [
+                "system:serviceaccounts",
+                f"system:serviceaccounts:{NAMESPACE}",
+                "system:authenticated",
+            ],
+            "resourceAttributes": {"verb": verb, "group": group, "resource": plural, "namespace": namespace},
+        }
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        self.wait(
+            f"{user} to be {'allowed' if allowed else 'refused'} to {verb} {resource}",
+            lambda: (
+                self.admin.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)["status"][
+                    "allowed"
+                ]
+                is allowed
+            ),
+        )
+
     def versions(self) -> dict[str, str]:
         """Return the resource version of every object that the controller may write."""
         return {
@@ -287,21 +312,41 @@ class World:
         if self.admin.call("GET", path).status == 200:
             self.admin.delete(path)
 
-    def clean(self) -> None:
-        """Stop the controllers and remove every object that the test left."""
+    def stop_controllers(self) -> None:
+        """Stop every controller that the test started."""
         for daemon in self.controllers:
             daemon.stop()
-        for claim in self.admin.get(CLAIMS)["items"]:
-            self.release(claim["metadata"]["name"])
+
+    def clean(self) -> None:
+        """Stop the controllers and remove every object that the test left."""
+        self.stop_controllers()
+        self.wait("the end of all claims", self._released)
         for collection in (POLICIES, CLASSES):
             for item in self.admin.get(collection)["items"]:
                 self.admin.call("DELETE", f"{collection}/{item['metadata']['name']}")
+        self._clean_access()
         for node in self.nodes.values():
             node.remove()
         self.admin.call(
             "DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupolicy-controller"
         )
         self.admin.call("DELETE", "/apis/events.k8s.io/v1/namespaces/default/events")
+
+    def _released(self) -> bool:
+        """Whether no claim is left; releases those that are, which Kubernetes' controllers may do at the same time."""
+        for claim in self.admin.get(CLAIMS)["items"]:
+            self.release(claim["metadata"]["name"])
+        return not self.admin.get(CLAIMS)["items"]
+
+    def _clean_access(self) -> None:
+        """Remove what enforced `spec.access`: the garbage collector would do it, but in the middle of a later test."""
+        ours = {"labelSelector": "app.kubernetes.io/managed-by=gpupolicy"}
+        admission = "/apis/admissionregistration.k8s.io/v1"
+        for collection in ("validatingadmissionpolicybindings", "validatingadmissionpolicies"):
+            self.admin.delete(f"{admission}/{collection}", **ours)
+        for quota in self.admin.get("/api/v1/resourcequotas", **ours)["items"]:
+            meta = quota["metadata"]
+            self.admin.call("DELETE", f"/api/v1/namespaces/{meta['namespace']}/resourcequotas/{meta['name']}")
 
 
 @pytest.fixture

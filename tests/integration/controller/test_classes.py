@@ -96,6 +96,8 @@ def test_what_others_add_to_a_class_stays(world: World) -> None:
     version = world.classes()["h100"]["metadata"]["resourceVersion"]
     world.policy("q", {})
     world.wait("another policy's class", lambda: "q" in world.classes())
+    world.wait_reason("q", "NoMatchingNodes")
+    world.wait_quiet()
 
     assert world.classes()["h100"]["metadata"]["resourceVersion"] == version
     assert drifts(world) == []
@@ -226,13 +228,14 @@ def test_a_missing_right_is_told(world: World) -> None:
     }
     world.admin.patch(path, {"rules": [*rules, read]})
     try:
+        world.wait_right("gpupolicy-controller", "patch", "deviceclasses.resource.k8s.io", allowed=False)
         world.start_controller()
         world.policy("p", {})
         assert "check its ClusterRole" in world.wait_reason("p", "Degraded")["message"]
     finally:
         world.admin.patch(path, {"rules": role["rules"]})
 
-    world.wait("the class", lambda: "p" in world.classes(), seconds=60.0)
+    world.wait("the class", lambda: "p" in world.classes())
 
 
 def test_an_api_server_that_drops_the_extended_name_is_told_of_once() -> None:
@@ -250,11 +253,13 @@ def test_an_api_server_that_drops_the_extended_name_is_told_of_once() -> None:
 
         assert "DeviceClass h100: spec.extendedResourceName" in message
         assert "DRAExtendedResource" in message
+        world.wait_quiet()
         before = old.control_plane.audit_position()
         for number in range(3):
             world.nodes["gpu-01"].cards[0]["healthMessage"] = f"{number} corrected errors"
             world.nodes["gpu-01"].report()
-            time.sleep(0.5)
+            time.sleep(1.0)
+        time.sleep(1.0)
         assert world.written(after=before) == []
         world.clean()
 

@@ -17,7 +17,7 @@ from tests.integration.controller.conftest import NAMESPACE, World
 from tests.integration.controller.stand_in import GPUNODES
 from tests.paths import ROOT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 LEASE = f"{LEASES}/gpupolicy-controller"
@@ -38,6 +38,9 @@ def kubeconfig(world: World) -> Iterator[Path]:
     identity = "\n---\n".join(d for d in rendered.split("\n---\n") if "kind: Job" not in d)
     world.cluster.kubectl("apply", "-f", "-", stdin=identity)
     world.cluster.kubectl("delete", "lease", "gpupolicy-controller", "-n", NAMESPACE, "--ignore-not-found")
+    world.wait_right("gpupolicy-cleanup", "patch", "gpunodes.gpupolicy.dev", allowed=True)
+    leases = "leases.coordination.k8s.io"
+    world.wait_right("gpupolicy-cleanup", "create", leases, allowed=True, namespace=NAMESPACE)
     yield world.cluster.service_account_kubeconfig(NAMESPACE, "gpupolicy-cleanup").kubeconfig
     world.cluster.kubectl("delete", "lease", "gpupolicy-controller", "-n", NAMESPACE, "--ignore-not-found")
     world.cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=identity)
@@ -78,9 +81,9 @@ def test_what_agents_answer_is_told(world: World, kubeconfig: Path) -> None:
         answers(world, "idle"),
         answers(world, "busy", reason="WaitingForClaims", message="used by pod team-a/x"),
     ]
-    done = run(kubeconfig, "--clean-up-seconds", "60")
+    done = run(kubeconfig, "--clean-up-seconds", "150")
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert done.returncode == 0, done.stderr
     assert "idle: cards 0-1 whole" in done.stdout
     assert "busy: card 1 whole; card 0 is left: WaitingForClaims: used by pod team-a/x" in done.stdout
@@ -130,6 +133,7 @@ def test_a_clean_up_that_was_interrupted_is_not_waited_for(world: World, kubecon
 
 def test_a_job_without_its_rights_fails_with_words(world: World, kubeconfig: Path) -> None:
     world.cluster.kubectl("delete", "clusterrolebinding", "gpupolicy-cleanup")
+    world.wait_right("gpupolicy-cleanup", "patch", "gpunodes.gpupolicy.dev", allowed=False)
     world.add_node("kept", cards=1)
     done = run(kubeconfig, "--clean-up-seconds", "1")
     assert done.returncode == 1

@@ -42,7 +42,7 @@ def foreign(world: World, name: str, resource: str) -> None:
 def publish(world: World, policy: str) -> None:
     world.assigned("gpu-01", policy, 8)
     world.nodes["gpu-01"].converge()
-    world.wait_reason(policy, "Ready", 60.0)
+    world.wait_reason(policy, "Ready")
 
 
 def is_served(world: World, resource: str) -> bool:
@@ -68,7 +68,7 @@ def is_served(world: World, resource: str) -> bool:
 
 
 def wait_served(world: World, resource: str = GPU) -> None:
-    world.wait(f"{resource} to be served", lambda: is_served(world, resource), 30.0)
+    world.wait(f"{resource} to be served", lambda: is_served(world, resource))
 
 
 def test_the_name_is_served_on_when_the_class_that_lost_it_is_deleted(served: World) -> None:

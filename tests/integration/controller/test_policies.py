@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.integration.controller.conftest import CLASSES, POLICIES, World
+from tests.integration.controller.conftest import POLICIES, World
 from tests.integration.controller.stand_in import GPUNODES, h100
 
 pytestmark = pytest.mark.cluster
@@ -29,9 +30,21 @@ INFER = {
 SHORT = {"nodeSelector": {"matchLabels": {"gpu-pool": "short"}}}
 
 
-def columns(world: World, policy: str) -> list[str]:
-    """Return the row of `kubectl get gpupolicies` without its age."""
-    return world.cluster.kubectl("get", "gpupolicies", policy, "--no-headers").split()[:-1]
+def wait_columns(world: World, policy: str, *expected: str, first: int = 0) -> None:
+    """Wait until the row of `kubectl get gpupolicies` holds these words, from the column `first` on.
+
+    What a row is made of comes by several watches, so it may be right in one column before it is in the next.
+    """
+    seen: list[str] = []
+
+    def shown() -> bool:
+        seen[:] = world.cluster.kubectl("get", "gpupolicies", policy, "--no-headers").split()
+        return seen[first : first + len(expected)] == list(expected)
+
+    try:
+        world.wait(f"the row of {policy}", shown)
+    finally:
+        assert seen[first : first + len(expected)] == list(expected)
 
 
 def test_three_policies_on_eight_nodes_tell_the_truth_also_while_they_roll_out(world: World) -> None:
@@ -48,7 +61,7 @@ def test_three_policies_on_eight_nodes_tell_the_truth_also_while_they_roll_out(w
         world.nodes[f"gpu-{number:02}"].converge()
     world.wait_reason("infer", "Ready")
     assert world.wait_counts("train") == (24, 0, 24)
-    assert columns(world, "train") == ["train", "Exclusive", "3/4", "24/32", "24", "0", "24", "False"]
+    wait_columns(world, "train", "train", "Exclusive", "3/4", "24/32", "24", "0", "24", "False")
     assert world.wait_reason("train", "RolloutPending")["message"].startswith(
         "RolloutPending on gpu-04: cards 0-7"
     )
@@ -61,9 +74,9 @@ def test_three_policies_on_eight_nodes_tell_the_truth_also_while_they_roll_out(w
         world.claim(f"slice-{number}", [device], class_name="infer-1g-10gb")
     assert world.wait_counts("train") == (24, 16, 8)
     assert world.wait_counts("infer") == (96, 61, 35)
-    assert columns(world, "train") == ["train", "Exclusive", "3/4", "24/32", "24", "16", "8", "False"]
-    assert columns(world, "infer") == ["infer", "MIG", "3/3", "24/24", "96", "61", "35", "True"]
-    assert columns(world, "short") == ["short", "Exclusive", "1/1", "8/8", "8", "1", "7", "True"]
+    wait_columns(world, "train", "train", "Exclusive", "3/4", "24/32", "24", "16", "8", "False")
+    wait_columns(world, "infer", "infer", "MIG", "3/3", "24/24", "96", "61", "35", "True")
+    wait_columns(world, "short", "short", "Exclusive", "1/1", "8/8", "8", "1", "7", "True")
 
     per_class = {c["name"]: c["devices"] for c in world.status("infer")["deviceClasses"]}
     assert per_class == {"infer-3g-40gb": 24, "infer-2g-20gb": 24, "infer-1g-10gb": 48}
@@ -91,7 +104,7 @@ def test_stale_slices_keep_a_policy_from_being_ready(world: World) -> None:
     node.publish(node.devices()[:1])
 
     world.wait_reason("short", "WaitingForSlices")
-    assert columns(world, "short")[2:4] == ["0/1", "1/2"]
+    wait_columns(world, "short", "0/1", "1/2", first=2)
 
 
 def test_who_is_in_the_way_of_a_layout_is_told_card_by_card(world: World) -> None:
@@ -115,9 +128,11 @@ def test_who_is_in_the_way_of_a_layout_is_told_card_by_card(world: World) -> Non
         "WaitingForClaims on gpu-01: card 0: waits for 1g.10gb@6:1 used by claim a/b (pod a/web-0)"
         in ready["message"]
     )
-    status = world.status("infer")
-    assert (status["gpus"], status["devices"]) == ("1/2", 4)
-    (line,) = status["plan"]
+    # Cards are told by the agent, devices by the slices, which are another watch.
+    world.wait(
+        "the devices", lambda: (world.status("infer")["gpus"], world.counted("infer")[0]) == ("1/2", 4)
+    )
+    (line,) = world.status("infer")["plan"]
     assert (line["selected"], line["applied"], line["reason"]) == (2, 1, "WaitingForClaims")
 
 
@@ -131,7 +146,7 @@ def test_a_selector_that_matches_nothing_lists_what_exists(world: World) -> None
 
     typo = world.wait_reason("typo", "NoMatchingDevices")
     assert "products: NVIDIA H100 80GB HBM3" in typo["message"]
-    assert columns(world, "typo")[2:4] == ["0/0", "0/0"]
+    wait_columns(world, "typo", "0/0", "0/0", first=2)
     assert "gpu-pool: train" in world.wait_reason("lost", "NoMatchingNodes")["message"]
 
 
@@ -249,7 +264,7 @@ def test_of_two_policies_for_the_same_cards_the_older_keeps_them(world: World) -
         lambda: "which the younger policy younger also" in world.condition("older", "Accepted")["message"],
     )
     assert world.condition("older", "Accepted")["status"] == "True"
-    assert columns(world, "younger")[2:4] == ["0/1", "0/2"]
+    wait_columns(world, "younger", "0/1", "0/2", first=2)
 
     first.stop()
     before = world.nodes["gpu-01"].assignments()
@@ -346,6 +361,7 @@ def test_a_policy_that_only_plans_writes_nothing_and_shows_all(world: World) -> 
     shown = [e["manifest"] for e in world.status("infer")["examples"] if e["name"].startswith("DeviceClass ")]
     assert len(shown) == 3
     assert 'name: "infer-3g-40gb"' in shown[0]
+    world.wait_quiet()
     written = world.written(after=before)
     assert {(w["objectRef"]["resource"], w["objectRef"].get("subresource")) for w in written} == {
         ("gpupolicies", "status"),
@@ -402,18 +418,27 @@ def test_a_blind_agent_loses_no_assignment(world: World) -> None:
 
 def test_an_agent_that_falls_silent_makes_ready_unknown(world: World) -> None:
     world.add_node("gpu-01", cards=2)
+    node = world.nodes["gpu-01"]
+
+    def wait_speaking(what: str, condition: Callable[[], bool]) -> None:
+        """Wait while the agent goes on reporting: however slow all others are, it is not silent."""
+
+        def holds() -> bool:
+            node.report()
+            return condition()
+
+        world.wait(what, holds)
+
     world.start_controller("--stale-after-seconds", "8")
     world.policy("train", {})
-    world.assigned("gpu-01", "train", 2)
-    node = world.nodes["gpu-01"]
+    wait_speaking("the cards assigned", lambda: len(node.assignments()) == 2)
     node.converge()
-    world.wait_reason("train", "Ready")
+    wait_speaking("train: Ready", lambda: bool(world.condition("train")["reason"] == "Ready"))
 
     world.wait_reason("train", "Stale")
 
     assert world.condition("train")["status"] == "Unknown"
-    node.report()
-    world.wait_reason("train", "Ready")
+    wait_speaking("train: Ready again", lambda: bool(world.condition("train")["reason"] == "Ready"))
 
 
 def test_a_node_whose_labels_change_changes_hands(world: World) -> None:
@@ -445,4 +470,5 @@ def test_a_card_selector_of_four_cards_a_node(world: World) -> None:
     found = {a["uuid"][-1]: a["policy"] for a in world.nodes["gpu-01"].assignments().values()}
     assert [found[str(i)] for i in range(8)] == ["half"] * 4 + ["rest"] * 4
     assert "4 cards" not in world.admin.get(f"{GPUNODES}/gpu-01")["spec"]
-    assert sorted(c["metadata"]["name"] for c in world.admin.get(CLASSES)["items"]) == ["half", "rest"]
+    # Nodes and policies are worked on side by side.
+    world.wait("the classes", lambda: world.classes().keys() == {"half", "rest"})

@@ -33,7 +33,7 @@ class Heard:
         return any(n == name and d is deleted for n, _, d in self.told)
 
 
-async def until(what: str, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(what: str, condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until something holds."""
     try:
         async with asyncio.timeout(seconds):
@@ -55,12 +55,12 @@ async def watch(installed: Cluster, heard: Heard) -> AsyncIterator[PolicyWatch]:
     async with kube.Kube.connect(path) as client:
         made = PolicyWatch(client, path, heard)
         task = asyncio.create_task(made.run())
-        await asyncio.wait_for(made.synced.wait(), 20.0)
+        await asyncio.wait_for(made.synced.wait(), 60.0)
         yield made
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until("kopf to end", lambda: not made.is_alive, 3.0)
+        await until("kopf to end", lambda: not made.is_alive)
 
 
 async def test_changes_are_told_in_the_loop_of_the_caller(

@@ -161,7 +161,7 @@ async def running(reflector: kube.Reflector) -> AsyncIterator[None]:
             await task
 
 
-async def until(condition: Callable[[], bool], timeout_seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], timeout_seconds: float = 120.0) -> None:
     """Wait until a condition holds; the limit is there to end a test that would never end."""
     async with asyncio.timeout(timeout_seconds):
         while not condition():  # noqa: ASYNC110 - what is waited for is anything at all

@@ -10,6 +10,7 @@ from gpupolicy.adapters import kube
 from gpupolicy.adapters.kube import resources
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlaneOptions
+from tests.cluster.definitions import install_definitions
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.cluster
@@ -36,8 +37,7 @@ async def made(client):
 
 @pytest.fixture(scope="module")
 def definitions(cluster):
-    cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=20s", "-f", str(ROOT / "crds"))
+    install_definitions(cluster, ROOT / "crds")
 
 
 def device_class(name="class-a", **spec):
@@ -491,7 +491,8 @@ async def test_an_event_that_cannot_be_posted_is_no_failure(cluster, caplog):
 def pod(namespace):
     return {
         "metadata": {"name": "p", "namespace": namespace, "labels": {"a": "b"}},
-        "spec": {"containers": [{"name": "c", "image": "i"}]},
+        # No node of other tests may take it: a pod without a node is gone as soon as it is deleted.
+        "spec": {"containers": [{"name": "c", "image": "i"}], "nodeSelector": {"example.com/no": "node"}},
     }
 
 
@@ -518,7 +519,10 @@ async def test_a_disruption_budget_is_respected(client, namespace):
     found = await client.list(kube.POD_DISRUPTION_BUDGETS, namespace)
     status = found.items[0].get("status", {})
     watch = client.watch(
-        kube.POD_DISRUPTION_BUDGETS, namespace, resource_version=found.resource_version, inactivity_seconds=30
+        kube.POD_DISRUPTION_BUDGETS,
+        namespace,
+        resource_version=found.resource_version,
+        inactivity_seconds=120,
     )
     while status.get("currentHealthy") != 1:
         status = (await anext(watch)).object.get("status", {})

@@ -18,12 +18,16 @@ async def client(cluster):
 
 
 class Candidate:
-    """One process of several: leads until it is told to end, and notes who leads at the same time."""
+    """One process of several: leads until it is told to end, and notes who leads at the same time.
+
+    By default it loses the Lease only when somebody takes it, however slow the machine is; where time itself has to take
+    it, a test chooses less.
+    """
 
     leading: list[str]
 
     def __init__(self, client, namespace, identity, leading, **options):
-        options = {"duration_seconds": 3, "renew_seconds": 0.5, "margin_seconds": 1.0, **options}
+        options = {"duration_seconds": 60, "renew_seconds": 0.5, "margin_seconds": 1.0, **options}
         self.identity = identity
         self.leading = leading
         self.election = kube.LeaderElection(client, namespace, "leader", identity, **options)
@@ -76,7 +80,7 @@ async def test_one_leads_and_the_lease_says_so(candidates, client, namespace):
     await until(lambda: candidates.leading)
     lease = await client.get(kube.LEASES, "leader", namespace)
     assert [lease["spec"]["holderIdentity"]] == candidates.leading
-    assert lease["spec"]["leaseDurationSeconds"] == 3
+    assert lease["spec"]["leaseDurationSeconds"] == 60
     assert lease["spec"]["leaseTransitions"] == 0
     await until_renewed(client, namespace, lease["metadata"]["resourceVersion"])
     assert len(candidates.leading) == 1
@@ -134,7 +138,7 @@ async def test_work_that_fails_is_raised_and_the_lease_is_given_back(client, nam
 async def test_a_leader_that_vanishes_is_followed(candidates, cluster):
     """It dies without giving the lease back: the client is closed under it, as if the machine were gone."""
     async with kube.Kube.connect(str(cluster.control_plane.admin_kubeconfig)) as doomed:
-        first = candidates("a", client=doomed)
+        first = candidates("a", client=doomed, duration_seconds=5)
         await until(lambda: candidates.leading == ["a"])
         candidates("b")
     await until(lambda: candidates.leading == ["b"])
@@ -204,7 +208,7 @@ async def test_a_lease_that_is_deleted_is_lost_and_made_anew(candidates, client,
 
 async def test_a_label_on_the_lease_is_no_loss(candidates, client, namespace):
     """A conflict is looked into: the holder is still us."""
-    first = candidates("a", duration_seconds=60)
+    first = candidates("a")
     await until(lambda: candidates.leading == ["a"])
     for index in range(5):
         patched = await client.patch(
@@ -216,7 +220,7 @@ async def test_a_label_on_the_lease_is_no_loss(candidates, client, namespace):
 
 
 async def test_a_blip_of_the_server_is_outlived(candidates, cluster):
-    first = candidates("a", duration_seconds=60)
+    first = candidates("a", duration_seconds=600)
     await until(lambda: candidates.leading == ["a"])
     await asyncio.to_thread(cluster.control_plane.restart_api_server)
     await asyncio.sleep(1.0)
@@ -227,7 +231,7 @@ async def test_a_blip_of_the_server_is_outlived(candidates, cluster):
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_a_leader_without_a_server_stops_leading_and_leads_again(candidates, cluster, how):
     server = cluster.control_plane.api_server
-    first = candidates("a")
+    first = candidates("a", duration_seconds=10)
     await until(lambda: candidates.leading == ["a"])
     await asyncio.to_thread(server.kill if how == "killed" else server.pause)
     try:
@@ -256,7 +260,7 @@ async def test_a_seized_lease_is_left_alone_for_as_long_as_it_says(candidates, c
     candidates("first")
     await until(lambda: candidates.leading == ["first"])
     held_seconds = await kube.seize(client, namespace, "leader", "job", seconds=30)
-    assert held_seconds == 3
+    assert held_seconds == 60
     await until(lambda: candidates.leading == [])
     assert await kube.seize(client, namespace, "leader", "job", seconds=1) == 0
     await until(lambda: candidates.leading == ["first"])

@@ -308,7 +308,7 @@ async def test_nothing_is_lost_or_told_twice_on_a_bad_network(  # noqa: PLR0917
                 else:
                     await write(name, step=str(step), filler="x" * dice.randrange(2000))
             await write("last", done="yes")
-            await until(lambda: copy_.get("last", namespace) is not None, timeout_seconds=60)
+            await until(lambda: copy_.get("last", namespace) is not None)
             found = await client.list(MAPS, namespace, label_selector=LABEL)
     for item in found.items:
         del item["metadata"]["managedFields"]

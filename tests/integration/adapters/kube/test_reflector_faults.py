@@ -114,7 +114,7 @@ async def test_a_silent_stream_is_given_up(server, make, told):
         listed(6),
         stream(changed("b", 7, "ADDED"), end="silent"),
     )
-    reflector = make(inactivity_seconds=0.3)
+    reflector = make(inactivity_seconds=2.0)
     async with running(reflector):
         await until(lambda: told == ["ADDED b"])
     assert asked(server)[:4] == ["list", "5", "look", "6"]
