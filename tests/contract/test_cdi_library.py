@@ -35,7 +35,7 @@ def judge() -> Iterator[Judge]:
 
         yield ask
         stdin.close()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 @given(spec=specs)

@@ -61,7 +61,7 @@ def judge() -> Iterator[Judge]:
 
         yield ask
         stdin.close()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def _answer(body: dict[str, Any]) -> Answer:

@@ -188,7 +188,7 @@ async def test_claims_are_prepared_and_unprepared(client: Client, driver: Driver
 
 async def test_our_words_come_before_the_deadline(client: Client, driver: Driver) -> None:
     claims = [{"namespace": "n", "uid": "u", "name": "slow"}]
-    answer = await client.call("prepare", "v1", claims=claims, timeoutMilliseconds=1000)
+    answer = await client.call("prepare", "v1", claims=claims, timeoutMilliseconds=10_000)
     assert answer["code"] == "OK"
     assert "not done after" in answer["messages"][0]["claims"]["u"]["error"]
     assert driver.cancelled == 1

@@ -58,10 +58,10 @@ async def test_a_wakeup_wakes_who_waits() -> None:
 async def test_a_late_wakeup_comes_once_and_not_at_once() -> None:
     """Whatever asks again meanwhile; and something urgent takes its place."""
     wakeup = Wakeup()
-    wakeup.set_within(0.02)
-    wakeup.set_within(60)
+    wakeup.set_within(1.0)
+    wakeup.set_within(600)
     assert not await wakeup.wait(0)
-    assert await wakeup.wait(10)
+    assert await wakeup.wait(60)
     assert not await wakeup.wait(0.05)
     wakeup.set_within(0.02)
     wakeup.set()
@@ -83,7 +83,7 @@ async def test_cards_are_held_apart_and_without_deadlock() -> None:
             await asyncio.sleep(0)
             order.append(f"-{name}")
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(work("ab", "a", "b"))
         group.create_task(work("ba", "b", "a"))
         group.create_task(work("c", "c"))
@@ -117,8 +117,8 @@ async def test_a_dropped_claim_wakes_the_loop_and_who_waits() -> None:
     waiter = asyncio.create_task(freed())
     await asyncio.sleep(0)
     await state.drop_claim("u")
-    await asyncio.wait_for(waiter, 5)
-    assert await state.reconcile.wait(10)
+    await asyncio.wait_for(waiter, 60)
+    assert await state.reconcile.wait(60)
 
 
 async def test_a_card_record_is_in_the_ledger_and_in_memory() -> None:

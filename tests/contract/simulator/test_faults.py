@@ -91,7 +91,7 @@ def test_a_hanging_call_holds_up_nobody_else(make_node: MakeNode) -> None:
     node = make_node(gpus=2)
     with node.nvml() as nvml:
         slow, other = (nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2))
-        node.add_fault("nvmlDeviceGetMemoryInfo", gpu=0, mode="hang", hang_ms=3000)
+        node.add_fault("nvmlDeviceGetMemoryInfo", gpu=0, mode="hang", hang_ms=8000)
         answers: list[int] = []
         thread = threading.Thread(target=lambda: answers.append(nvml.nvmlDeviceGetMemoryInfo(slow).total))
         thread.start()
@@ -107,7 +107,7 @@ def test_a_call_may_outlive_the_shutdown(node: Simulator) -> None:
     """An agent that gives up on a hanging call must not crash when it ends."""
     with node.nvml() as nvml:
         handle = nvml.nvmlDeviceGetHandleByIndex(0)
-        node.add_fault("nvmlDeviceGetMemoryInfo", mode="hang", hang_ms=1000)
+        node.add_fault("nvmlDeviceGetMemoryInfo", mode="hang", hang_ms=3000)
         thread = threading.Thread(target=nvml.nvmlDeviceGetMemoryInfo, args=[handle])
         thread.start()
         while "nvmlDeviceGetMemoryInfo" not in node.calls():

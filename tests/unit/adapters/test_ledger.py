@@ -346,10 +346,16 @@ class Gate:
         def replace(path: Path, content: bytes, **kwargs: Any) -> None:
             self.entered.append(path.stem)
             if path.stem in held:
-                assert self.open.wait(20)
+                assert self.open.wait(120)
             real(path, content, **kwargs)
 
         monkeypatch.setattr(files, "replace", replace)
+
+    async def wait_entered(self) -> None:
+        """Wait until a thread is inside."""
+        async with asyncio.timeout(60):
+            while not self.entered:  # noqa: ASYNC110 - a thread tells it
+                await asyncio.sleep(0.005)
 
 
 async def test_writers_of_different_records_do_not_wait_for_one_another(
@@ -385,7 +391,7 @@ async def test_a_cancelled_write_still_happens_and_keeps_its_place(
     """The kubelet hung up; the disk must not be left in doubt."""
     gate = Gate(monkeypatch, "a")
     first = asyncio.ensure_future(book.write("claims", "a", {"n": 1}))
-    await asyncio.sleep(0.01)
+    await gate.wait_entered()
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -416,7 +422,7 @@ async def test_closing_waits_for_what_is_under_way(tmp_path: Path, monkeypatch: 
         await book.load()
         gate = Gate(monkeypatch, "a")
         write = asyncio.ensure_future(book.write("claims", "a", {}))
-        await asyncio.sleep(0.01)
+        await gate.wait_entered()
         closing = asyncio.ensure_future(book.aclose())
         await asyncio.sleep(0.01)
         assert not closing.done()

@@ -60,7 +60,7 @@ async def test_the_end_of_a_killed_process_is_noticed(tmp_path: Path) -> None:
         await asyncio.sleep(0.5)
         assert not waiting.done()
         process.kill()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
         assert lock.take()
         lock.release()
         assert NodeLock(path, "next").take()
@@ -106,7 +106,7 @@ async def test_no_child_inherits_it(tmp_path: Path) -> None:
     try:
         lock.release()
         # The parent may go on a moment before the kernel closes what the new program does not get.
-        await asyncio.wait_for(NodeLock(tmp_path / "agent.lock", "y").wait(), 10)
+        await asyncio.wait_for(NodeLock(tmp_path / "agent.lock", "y").wait(), 60)
     finally:
         child.kill()
         child.wait()

@@ -63,7 +63,7 @@ def event(change: kube.Change, found: dict[str, Any]) -> kube.Event:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the object tells nobody when it was written
             await asyncio.sleep(0.005)
 
@@ -134,4 +134,4 @@ async def test_other_processes_are_written_in_the_end(monkeypatch: pytest.Monkey
     made.report(status(1))
     await made._wakeup.wait()
     made.report(status(2))
-    assert await made._wakeup.wait(5.0)
+    assert await made._wakeup.wait(60.0)

@@ -77,7 +77,7 @@ async def publication(api: Api) -> AsyncIterator[Publication]:
 
 
 async def settled(publication: Publication) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await publication.settled()
 
 
@@ -126,7 +126,7 @@ async def test_a_wish_that_was_overtaken_may_have_been_written(api: Api, publica
     publication.publish([device("a")])
     assert publication.may_be_shown("late"), "the write of it is under way"
     api.up.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while api.names() != {"a"} or publication.may_be_shown("late"):  # noqa: ASYNC110 - as a layout change waits
             await asyncio.sleep(0.01)
     assert publication.is_settled
@@ -141,7 +141,7 @@ async def test_a_wish_that_was_taken_back_before_anybody_looked_is_forgotten(
     publication.publish([device("a"), device("late")])
     publication.publish([device("a")])
     assert publication.may_be_shown("late")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while publication.may_be_shown("late"):  # noqa: ASYNC110 - as a layout change waits
             await asyncio.sleep(0.01)
 

@@ -136,7 +136,7 @@ async def test_a_waiting_worker_wakes_up_for_a_key_that_is_added() -> None:
 
     queue.add("now")
 
-    assert await asyncio.wait_for(waiting, 1.0) == "now"
+    assert await asyncio.wait_for(waiting, 60.0) == "now"
 
 
 async def test_two_workers_get_two_keys() -> None:
@@ -146,7 +146,7 @@ async def test_two_workers_get_two_keys() -> None:
     queue.add("a")
     queue.add("b")
 
-    assert sorted(await asyncio.wait_for(asyncio.gather(*workers), 1.0)) == ["a", "b"]
+    assert sorted(await asyncio.wait_for(asyncio.gather(*workers), 60.0)) == ["a", "b"]
 
 
 async def test_nothing_is_lost_when_a_worker_is_cancelled_while_it_waits() -> None:

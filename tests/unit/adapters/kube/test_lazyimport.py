@@ -36,7 +36,7 @@ def fresh(program: str) -> object:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -92,12 +92,12 @@ class Kubelet:
         answer = await self._call(path, request, reply, seconds)
         return dict(answer.claims)
 
-    async def _call(self, path: str, request: Any, reply: Any, seconds: float = 5) -> Any:
+    async def _call(self, path: str, request: Any, reply: Any, seconds: float = 60) -> Any:
         method = UnaryUnaryMethod(self._channel, path, type(request), reply)
         return await method(request, timeout=seconds)
 
 
-async def eventually(check: Any, *, seconds: float = 60) -> None:
+async def eventually(check: Any, *, seconds: float = 120) -> None:
     """Wait until a condition holds; fail loudly when it never does."""
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110 - what is awaited has no event

@@ -184,6 +184,10 @@ async def test_unprepared_claims(short: Path, version: str) -> None:
         assert {uid: entry.error for uid, entry in answer.items()} == {"uid-1": "", "uid-2": "busy"}
 
 
+SLOW_SECONDS = 5.0
+"""A deadline that is left to pass. A tenth of it is kept back for the answer, which a busy machine may need."""
+
+
 async def slow(_: Sequence[ClaimRef]) -> Any:
     await asyncio.sleep(3600)
 
@@ -213,7 +217,7 @@ async def test_whatever_the_driver_does_becomes_an_error_of_the_claim(
     """Never a failed call: its text would be lost on the other claims of the pod."""
     driver = Driver(answer)
     async with running(short, driver) as plugin, connect(plugin.paths.service) as kubelet:
-        entries = await getattr(kubelet, verb)([ONE], seconds=0.5 if answer is slow else 45)
+        entries = await getattr(kubelet, verb)([ONE], seconds=SLOW_SECONDS if answer is slow else 60)
         assert list(entries) == ["uid-1"]
         assert error in entries["uid-1"].error
         assert driver.cancelled == (answer is slow)
@@ -366,12 +370,12 @@ async def test_a_closed_health_stream_is_forgotten(short: Path, driver: Driver) 
     async with running(short, driver) as plugin:
         async with connect(plugin.paths.service) as kubelet, kubelet.watch_health() as stream:
             await anext(stream)
-        await asyncio.sleep(0.1)
+        health = plugin._health
+        assert health is not None
+        await eventually(lambda: health._wakes == set())
         calls = driver.health_calls
         await asyncio.sleep(0.2)
         assert driver.health_calls == calls
-        assert plugin._health is not None
-        assert plugin._health._wakes == set()
 
 
 def remove_file(paths: sockets.SocketPaths) -> None:
