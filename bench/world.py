@@ -163,7 +163,7 @@ def _start_agent(stack: Stack, node: Node) -> None:
         "PYTHONDONTWRITEBYTECODE": "",
     }
     agent = stack.start_agent(node, "--health-port=0", in_cluster=True, environment=environment)
-    # The image brings all bytecode. Whoever compiles it keeps 6 MiB of that, so the first process does, and is not measured.
+    # The image brings all bytecode. Who compiles it keeps some MiB of that, so the first process does and is not measured.
     socket = node.plugins_dir / names.DRIVER / "dra.sock"
     agent.wait_until(socket.exists, "the agent serves", timeout_seconds=_READY_SECONDS)
     agent.restart()
