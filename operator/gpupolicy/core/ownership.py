@@ -35,13 +35,19 @@ def settled(record: GpuRecord, gpu: Gpu) -> GpuRecord:
 
     Args:
         record: what the ledger says, of this boot.
-        gpu: the card as it was read just now.
+        gpu: the card as it was read just now. It bears nothing out about profiles that it does not list, nor anything
+            at all if it says that it has no MIG: with a wrong word of the driver the proof would be gone for good.
     """
+    if not gpu.mig.capable:
+        return record
+    listed = {profile.id for profile in gpu.mig.profiles}
     standing = {(i.profile_id, i.placement): i for i in gpu.instances}
     entries: dict[tuple[int, Placement], InstanceRecord] = {}
     for entry in record.instances:
         found = standing.get((entry.profile_id, entry.placement))
-        if found is not None and _is_ours(entry, found):
+        if entry.profile_id not in listed:
+            entries[entry.profile_id, entry.placement] = entry
+        elif found is not None and _is_ours(entry, found):
             # The UUID is the proof; while there is no compute instance, what it was is not to be forgotten.
             entries[entry.profile_id, entry.placement] = replace(made(found), uuid=found.uuid or entry.uuid)
     instances = tuple(sorted(entries.values(), key=lambda e: (e.placement, e.profile_id)))

@@ -384,6 +384,51 @@ async def test_a_card_whose_state_cannot_be_read_is_unknown_and_keeps_its_identi
     assert (await nvml.observe()).gpus == before
 
 
+PROFILE_QUESTIONS = ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstancePossiblePlacements")
+
+
+@pytest.mark.parametrize("symbol", PROFILE_QUESTIONS)
+async def test_a_card_with_instances_is_not_known_while_one_of_its_profiles_is_not(
+    node: Node, symbol: str
+) -> None:
+    """Instances of that profile cannot be seen, and their places are not free."""
+    node.simulator.create(gpus=2)
+    nvml, before = await node.enabled()
+    await nvml.create_instance(before.uuid, profile_id(before, "3g.40gb"), Placement(4, 4))
+    node.simulator.add_fault(symbol, code=999, gpu=0, skip=2)
+    node.simulator.add_fault(symbol, code=999, gpu=1, skip=2)
+    fresh = node.nvml()
+    cut, whole = (await fresh.observe()).gpus
+    assert cut.health is Health.UNKNOWN
+    assert symbol.removesuffix("V") in cut.health_message
+    assert whole.health is Health.HEALTHY, "nothing stands on it"
+    assert whole.mig.profiles != before.mig.profiles
+    cut, whole = (await fresh.observe()).gpus
+    assert [i.profile for i in cut.instances] == ["3g.40gb"]
+    assert (cut.health, cut.mig.profiles, whole.mig.profiles) == (Health.HEALTHY, *[before.mig.profiles] * 2)
+
+
+async def test_a_card_that_denies_its_mig_once_is_not_believed(node: Node) -> None:
+    """Neither when it said before that it has MIG, nor for ever when it was the first that it said."""
+    node.simulator.create(gpus=1)
+    nvml, before = await node.enabled()
+    await nvml.create_instance(before.uuid, profile_id(before, "7g.80gb"), Placement(0, 8))
+    await nvml.observe()
+    node.simulator.add_fault("nvmlDeviceGetMigMode", code=pynvml.NVML_ERROR_NOT_SUPPORTED)
+    (denied,) = (await nvml.observe()).gpus
+    assert (denied.health, len(denied.instances)) == (Health.UNKNOWN, 1)
+    assert "said before that it has" in denied.health_message
+
+    node.simulator.add_fault("nvmlDeviceGetMigMode", code=pynvml.NVML_ERROR_NOT_SUPPORTED)
+    fresh = node.nvml()
+    (first,) = (await fresh.observe()).gpus
+    assert not first.mig.capable
+    for reader in (nvml, fresh):
+        (now,) = (await reader.observe()).gpus
+        assert (now.health, len(now.instances)) == (Health.HEALTHY, 1)
+        assert now.mig.profiles == before.mig.profiles
+
+
 async def test_a_lost_card_is_unhealthy_and_its_neighbours_are_not(node: Node) -> None:
     node.simulator.create(gpus=3)
     nvml = node.nvml()

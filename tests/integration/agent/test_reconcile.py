@@ -52,6 +52,39 @@ async def test_what_stands_already_is_not_written_again(node: AgentNode) -> None
     assert node.simulator.writes() == writes
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param({"symbol": "nvmlDeviceGetMigMode", "code": 3}, "MigUnsupported", id="denies-its-mig"),
+        pytest.param(
+            {"symbol": "nvmlDeviceGetGpuInstanceProfileInfoV", "code": 999, "skip": 2},
+            "GpuUnhealthy",
+            id="does-not-tell-a-profile",
+        ),
+        pytest.param(
+            {"symbol": "nvmlDeviceGetGpuInstancePossiblePlacements", "code": 999, "skip": 3},
+            "GpuUnhealthy",
+            id="does-not-tell-the-places-of-a-profile",
+        ),
+    ],
+)
+async def test_what_is_ours_stays_ours_whatever_the_card_says_at_the_first_look(
+    node: AgentNode, fault: dict[str, Any], reason: str
+) -> None:
+    """A driver that answers wrongly for a moment, right after the start of the agent."""
+    node.want(0, *INFER)
+    await node.until_applied(0)
+    writes = node.simulator.writes()
+    await node.stop()
+    node.simulator.add_fault(**fault, gpu=0, count=-1)
+    await node.start()
+    await node.until(lambda: node.wish.status is not None and node.card(0).reason == reason)
+    node.simulator.clear_faults()
+    await node.until_applied(0)
+    assert node.simulator.writes() == writes
+    assert [i.ownership for i in node.card(0).instances] == ["Owned"] * 4
+
+
 async def test_only_what_differs_is_written(node: AgentNode) -> None:
     node.want(0, *INFER)
     await node.until_applied(0)

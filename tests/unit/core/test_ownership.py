@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpupolicy.core import ownership
-from gpupolicy.core.inventory import ClaimUse, Gpu, Instance, Ownership, Placement
+from gpupolicy.core.inventory import ClaimUse, Gpu, Instance, MigState, Ownership, Placement
 from gpupolicy.core.records import (
     ClaimRecord,
     ClaimState,
@@ -17,7 +17,7 @@ from gpupolicy.core.records import (
     PreparedDevice,
 )
 from gpupolicy.core.xids import Xid
-from tests.unit.core.builders import card, instance
+from tests.unit.core.builders import H100, card, instance
 
 
 def entry(
@@ -120,6 +120,19 @@ def test_a_mode_that_waits_for_a_reset_is_not_there_yet(pending: bool) -> None:
     gpu = card(enabled=False)
     gpu = replace(gpu, mig=replace(gpu.mig, pending_enabled=pending))
     assert ownership.settled(record(mode_before=False), gpu).mode_before is (False if pending else None)
+
+
+def test_a_card_that_says_it_has_no_mig_proves_nothing_wrong() -> None:
+    """A wrong word of the driver for one moment must not make foreign what is ours."""
+    known = record(entry("3g.40gb@0"), mode_before=False, mode_intent=True)
+    assert ownership.settled(known, card(mig=MigState(capable=False))) == known
+
+
+def test_what_the_card_says_nothing_of_is_proven_still() -> None:
+    """A profile is not listed when the driver did not answer; its instances are not seen then, and are not gone."""
+    known = record(entry("3g.40gb@0"), entry("1g.10gb@6"))
+    seen = card(profiles=tuple(p for p in H100 if p.name != "3g.40gb"))
+    assert ownership.settled(known, seen).instances == (entry("3g.40gb@0"),)
 
 
 def test_a_card_without_a_record_is_not_ours() -> None:

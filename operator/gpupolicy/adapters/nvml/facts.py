@@ -88,8 +88,11 @@ class CardFacts:
     numa_node: int | None
     pcie_root: str
     serial: str
+    mig_capable: bool
     mode_needs_reset: bool
     profiles: tuple[MigProfile, ...]
+    profiles_gap: NvmlError | None
+    """Why there may be profiles that are not in `profiles`: instances of those cannot be seen."""
     complete: bool
 
 
@@ -102,7 +105,8 @@ class _Questions:
     def __init__(self, library: Library, handle: Any) -> None:
         self._library = library
         self._handle = handle
-        self.complete = True
+        self.gap: NvmlError | None = None
+        """The first failure of a question that may be answered another time."""
 
     def ask(self, name: str, *arguments: Any) -> Any:
         answer = self._library.optional(name, self._handle, *arguments)
@@ -111,7 +115,7 @@ class _Questions:
         if answer.fault in (Fault.LOST, Fault.UNAVAILABLE):
             raise answer
         if answer.fault is not Fault.NOT_SUPPORTED:
-            self.complete = False
+            self.gap = self.gap or answer
         return None
 
     def text(self, name: str) -> str:
@@ -127,7 +131,7 @@ def read_facts(library: Library, handle: Any, uuid: str, *, sysfs: Path, mig_cap
     Raises:
         NvmlError: the card or the driver is gone.
     """
-    questions = _Questions(library, handle)
+    questions, of_profiles = _Questions(library, handle), _Questions(library, handle)
     info = questions.ask("nvmlDeviceGetPciInfo")
     bus_id = getattr(info, "busId", "")
     address = pci.normalise(bus_id.decode() if isinstance(bus_id, bytes) else bus_id)
@@ -148,9 +152,11 @@ def read_facts(library: Library, handle: Any, uuid: str, *, sysfs: Path, mig_cap
         numa_node=pci.numa_node(sysfs, address) if address else None,
         pcie_root=pci.root(sysfs, address) if address else "",
         serial=questions.text("nvmlDeviceGetSerial"),
+        mig_capable=mig_capable,
         mode_needs_reset=mig_capable and architecture is not None and architecture <= _AMPERE,
-        profiles=_read_profiles(questions, memory_bytes) if mig_capable else (),
-        complete=questions.complete,
+        profiles=_read_profiles(of_profiles, memory_bytes) if mig_capable else (),
+        profiles_gap=of_profiles.gap,
+        complete=questions.gap is None and of_profiles.gap is None,
     )
 
 
@@ -183,7 +189,7 @@ def _ask_profile(questions: _Questions, number: int) -> Any:
     if answer.fault is Fault.INVALID:
         return answer
     if answer.fault is not Fault.NOT_SUPPORTED:
-        questions.complete = False
+        questions.gap = questions.gap or answer
     return None
 
 

@@ -364,10 +364,18 @@ class Nvml:
         if card.facts is not None and card.facts.minor not in (None, self._minor(card)):
             # The card left the bus and came back between two looks; its node may be another card's by now.
             card.facts = None
+        if card.facts is not None and card.facts.mig_capable is not (mode is not None):
+            if mode is None:
+                text = "the driver says that the card has no MIG, and said before that it has"
+                raise NvmlError("nvmlDeviceGetMigMode", NO_CODE, text, fault=Fault.FAILED)
+            # Its profiles were not asked for.
+            card.facts = None
         if card.facts is None or not card.facts.complete:
             card.facts = read_facts(
                 self._library, card.handle, card.uuid, sysfs=self._sysfs, mig_capable=mode is not None
             )
+        if mode is not None and mode.enabled and card.facts.profiles_gap is not None:
+            raise card.facts.profiles_gap
         standing = (
             instances.read_instances(self._library, card.handle, card.facts.profiles, _compute_profiles(card))
             if mode is not None and mode.enabled
