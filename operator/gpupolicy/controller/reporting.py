@@ -37,9 +37,8 @@ def policy_status(
     """
     policy = case.entry.policy
     found = [rollout.node_report(case.entry.name, fact) for fact in facts]
-    reports = [r for r in found if r.cards or r.counts.devices or r.actions]
-    reports += [rollout.silent_node(node) for node in case.selection.waiting]
-    reports.sort(key=lambda r: r.node)
+    told = (r for r in found if r.cards or r.counts.devices or r.actions)
+    reports = rollout.with_silent(told, case.selection.waiting)
     pools = list(world.all_pools())
     counts = status.policy_counts(case.entry.name, pools)
     rivals, notes = rollout.conflict(facts)

@@ -222,11 +222,18 @@ def node_report(policy: str, facts: NodeFacts) -> NodeReport:
     )
 
 
-def silent_node(node: str) -> NodeReport:
-    """Report a selected node whose agent never reported."""
-    return NodeReport(
-        node, (), trouble=Refusal(Reason.WAITING_FOR_AGENT, "its agent has not reported yet; look at its pod")
-    )
+def with_silent(reports: Iterable[NodeReport], waiting: Iterable[str]) -> list[NodeReport]:
+    """Return the reports of all nodes by name, those among them whose agents have never reported.
+
+    Args:
+        reports: of nodes on which the policy has cards, devices or something to do.
+        waiting: selected nodes whose agents had not reported when the policy was judged. That was before the reports
+            were made, so an agent may have spoken since; then its report holds.
+    """
+    silence = Refusal(Reason.WAITING_FOR_AGENT, "its agent has not reported yet; look at its pod")
+    found = {node: NodeReport(node, (), trouble=silence) for node in waiting}
+    found |= {report.node: report for report in reports}
+    return [found[node] for node in sorted(found)]
 
 
 def conflict(facts: Iterable[NodeFacts]) -> tuple[Refusal | None, tuple[str, ...]]:

@@ -17,7 +17,8 @@ from gpupolicy.core.nodes import NodePlan, NodeView, plan_node
 from gpupolicy.core.observation import ObservedCard, ObservedNode
 from gpupolicy.core.policies import PolicyView
 from gpupolicy.core.refusals import Refusal
-from gpupolicy.core.tally import DeviceGroup, PoolTally
+from gpupolicy.core.status import CardReport, NodeReport
+from gpupolicy.core.tally import DeviceGroup, GroupCount, PoolTally
 from tests.unit.core.builders import H100, card, instance
 from tests.unit.core.wire import MIG, policy
 
@@ -331,6 +332,20 @@ def test_a_node_without_cards_of_a_policy_may_be_silent() -> None:
     report = rollout.node_report("p", facts(node(), policy("p"), is_stale=True))
 
     assert report.trouble is None
+
+
+def test_a_node_whose_agent_spoke_after_the_policy_was_judged_is_reported_once() -> None:
+    """The API server refuses a status with two lines of one node, and with it everything else that it says."""
+    here = CardReport(0, "GPU-0", is_applied=True, reason=Reason.APPLIED)
+    reports = [NodeReport("spoke", (here,)), NodeReport("known", (here,), counts=GroupCount(1, 0, 1))]
+
+    found = rollout.with_silent(reports, ["spoke", "waits"])
+
+    assert [(r.node, r.is_silent, len(r.cards)) for r in found] == [
+        ("known", False, 1),
+        ("spoke", False, 1),
+        ("waits", True, 0),
+    ]
 
 
 def test_an_agent_that_is_silent_is_a_trouble_of_its_node() -> None:
