@@ -19,6 +19,7 @@ from gpupolicy.adapters.cel.declarations import Environment
 from gpupolicy.core.selection import Device, Outcome
 from tests.contract import go_program
 from tests.paths import ROOT
+from tests.unit.cel import corners
 from tests.unit.cel import expressions as samples
 from tests.unit.cel.strategies import expressions
 from tests.unit.cel.tables import FAILING, REFUSED, TRUE, rows
@@ -69,7 +70,9 @@ def _answer(body: dict[str, Any]) -> Answer:
     if "match" in body:
         outcome = Outcome.MATCH if body["match"] else Outcome.NO_MATCH
     text = body.get("compileError") or body.get("evalError") or ""
-    return Answer(outcome, "compileError" in body, body["maxCost"], text)
+    # A check that panics ends before the cost is told: the server refuses such an expression, though not in so many words.
+    is_refused = "compileError" in body or (text.startswith("panic:") and not body["maxCost"])
+    return Answer(outcome, is_refused, body["maxCost"], text)
 
 
 def compared(judge: Judge, expression: str, environment: Environment, device: dict[str, Any]) -> bool:
@@ -131,8 +134,14 @@ def test_hardly_anything_is_left_open(judge: Judge) -> None:
 
 @pytest.mark.parametrize(
     ("table", "expected"),
-    [(TRUE, Outcome.MATCH), (FAILING, Outcome.ERROR), (REFUSED, None)],
-    ids=["true", "failing", "refused"],
+    [
+        pytest.param(TRUE, Outcome.MATCH, id="true"),
+        pytest.param(FAILING, Outcome.ERROR, id="failing"),
+        pytest.param(REFUSED, None, id="refused"),
+        pytest.param(corners.TRUE, Outcome.MATCH, id="true in a corner"),
+        pytest.param(corners.FAILING, Outcome.ERROR, id="failing in a corner"),
+        pytest.param(corners.REFUSED, None, id="refused in a corner"),
+    ],
 )
 def test_the_tables_of_the_unit_tests_are_true(
     judge: Judge, table: dict[str, str], expected: Outcome | None

@@ -49,6 +49,8 @@ class Quantity:
 
     value: Fraction
     exponent: int | None
+    scale: int = 0
+    """Digits after the point that the large representation holds (value = n / 10**scale)."""
 
     @classmethod
     def from_int(cls, number: int) -> "Quantity":
@@ -75,11 +77,15 @@ class Quantity:
         return number if _INT64_MIN <= number <= _INT64_MAX else None
 
     def as_float(self) -> float:
-        """Return the nearest double to the value, in upstream's order of operations."""
-        if self.exponent is None:
-            return float(self.value)
-        base = float(self.value / Fraction(10) ** self.exponent)
-        return base if self.exponent == 0 else base * float(f"1e{self.exponent}")
+        """Return a double near the value, in upstream's order of operations, with its roundings."""
+        exponent = -self.places
+        base = float(self.value / Fraction(10) ** exponent)
+        return base if exponent == 0 else base * _power_of_ten(exponent)
+
+    @property
+    def places(self) -> int:
+        """Return how many digits after the point the representation holds; negative when it counts tens or more."""
+        return self.scale if self.exponent is None else -self.exponent
 
     def add(self, other: "Quantity") -> "Quantity":
         """Return the sum, stored as upstream stores it."""
@@ -87,7 +93,7 @@ class Quantity:
             small = self._plus(int(other.value / Fraction(10) ** other.exponent), other.exponent)
             if small is not None:
                 return small
-        return Quantity(self.value + other.value, None)
+        return Quantity(self.value + other.value, None, max(self.places, other.places))
 
     def sub(self, other: "Quantity") -> "Quantity":
         """Return the difference, stored as upstream stores it."""
@@ -97,7 +103,7 @@ class Quantity:
             small = self._plus(number if number == _INT64_MIN else -number, other.exponent)
             if small is not None:
                 return small
-        return Quantity(self.value - other.value, None)
+        return Quantity(self.value - other.value, None, max(self.places, other.places))
 
     def _plus(self, number: int, exponent: int) -> "Quantity | None":
         """Return the sum with number * 10**exponent in the small representation, None where 64 bits do not do."""
@@ -145,7 +151,20 @@ def parse(text: str) -> Quantity:
     if not match["whole"] and not part:
         # The large path reads the digits as they stand, and there are none.
         raise InvalidQuantityError("unable to parse numeric part of quantity")
-    return Quantity(_bounded(value, binary=binary), None)
+    if not value:
+        return Quantity(value, None, len(part) - (0 if binary else exponent))
+    bounded = _bounded(value, binary=binary)
+    # A number that was cut off is a whole one; all others are rounded to nanos, even where nothing is lost.
+    is_cut = binary and abs(bounded) == _INT64_MAX
+    return Quantity(bounded, None, 0 if is_cut else -_NANO_EXPONENT)
+
+
+def _power_of_ten(exponent: int) -> float:
+    """Return the power as Go's tables give it: from two factors, which is not always the nearest double."""
+    coarse, fine = divmod(abs(exponent), 32)
+    if exponent >= 0:
+        return float(f"1e{32 * coarse}") * float(f"1e{fine}")
+    return float(f"1e-{32 * coarse}") / float(f"1e{fine}")
 
 
 def _suffix_exponent(suffix: str) -> tuple[int, bool]:

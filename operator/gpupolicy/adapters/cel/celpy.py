@@ -10,6 +10,7 @@ tree by their places. Where its grammar is known to differ from the API server's
 
 import bisect
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -303,6 +304,8 @@ class _Reader:
         name = str(tree.children[0])
         node_id = self._id(tree)
         self._check_reserved(node_id, name)
+        # With a leading dot it is no macro, whatever its name.
+        name = f".{name}" if tree.data == "dot_ident_arg" else name
         return Call(node_id, name, None, self._arguments(tree.children[1:]))
 
     def _arguments(self, lists: list[Any]) -> tuple[Node, ...]:
@@ -380,7 +383,8 @@ def _literal_value(kind: str, text: str) -> object:
             r"-?([0-9]+\.[0-9]+([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+|\.[0-9]+([eE][+-]?[0-9]+)?)", text
         ):
             raise UncertainError(f"the number {text}")
-        return float(text)
+        value = float(text)
+        return _LiteralError("invalid double literal") if math.isinf(value) else value
     return _string_value(text)
 
 

@@ -78,10 +78,11 @@ _TYPE_VALUES = {
     "type": types.TYPE,
     "uint": types.UINT,
     "optional_type": types.optional_of(types.param("V")),
+    "kubernetes.DRADevice": DEVICE,
     "net.IP": types.parse("ip"),
     "net.CIDR": types.parse("cidr"),
 }
-_UNMODELLED_PREFIXES = ("google.", "kubernetes.")
+_UNMODELLED_PREFIX = "google."
 
 
 def type_value_name(name: str) -> str | None:
@@ -118,7 +119,14 @@ class _Checker:
             case Comprehension():
                 return self._comprehension(node)
             case StructLiteral():
-                raise UncertainError(f"message literals such as {node.name}{{}} are not modelled")
+                return self._message(node)
+
+    def _message(self, node: StructLiteral) -> Node:
+        name = node.name.removeprefix(".")
+        if name.startswith(_UNMODELLED_PREFIX) or name == DEVICE.name:
+            raise UncertainError(f"message literals such as {name}{{}} are not modelled")
+        self._report(node, f"undeclared reference to '{name}' (in container '')")
+        return self._set(node, types.ERROR)
 
     def _set(self, node: Node, kind: Type) -> Node:
         self.types[node.id] = kind
@@ -152,7 +160,7 @@ class _Checker:
         kind = _TYPE_VALUES.get(name)
         if kind is not None:
             return types.type_of(kind)
-        if name.startswith(_UNMODELLED_PREFIXES):
+        if name.startswith(_UNMODELLED_PREFIX):
             raise UncertainError(f"the type {name} is not modelled")
         return None
 
@@ -200,7 +208,7 @@ class _Checker:
             return self._optional_select(node)
         args = tuple(self.check(arg) for arg in node.args)
         if node.target is None:
-            return self._resolved(Call(node.id, node.function, None, args), node)
+            return self._resolved(Call(node.id, node.function.removeprefix("."), None, args), node)
         prefix = _qualified_name(node.target)
         if prefix is not None and f"{prefix.removeprefix('.')}.{node.function}" in self._functions:
             name = f"{prefix.removeprefix('.')}.{node.function}"

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpupolicy.adapters.cel import (
+    functions_formats,
     functions_kubernetes,
     functions_lists,
     functions_standard,
     functions_strings,
-    functions_text,
+    functions_urls,
     regex,
 )
 from gpupolicy.adapters.cel.checker import Checked, type_value_name
-from gpupolicy.adapters.cel.declarations import Overload, functions
+from gpupolicy.adapters.cel.declarations import DEVICE, Overload, functions
 from gpupolicy.adapters.cel.runtime import (
     COUNTED_BLINDLY,
     HASHED,
@@ -87,7 +88,8 @@ _BASE = (
     | functions_lists.IMPLEMENTATIONS
     | functions_strings.IMPLEMENTATIONS
     | functions_kubernetes.IMPLEMENTATIONS
-    | functions_text.IMPLEMENTATIONS
+    | functions_formats.IMPLEMENTATIONS
+    | functions_urls.IMPLEMENTATIONS
 )
 
 
@@ -112,6 +114,7 @@ class _Compiler:
         self._implementations = dict(_BASE)
         if checked.environment.minor < 37:
             self._implementations["list_includes_dyn_dyn"] = functions_lists.includes(_INCLUDES_LIMIT)
+            self._implementations |= functions_strings.UNTIL_36
         # Variable name -> (slot in the frame, is it a fold's own variable); the innermost last.
         self._scopes: list[dict[str, tuple[str, str]]] = []
         # Before 1.37 a variable or a ternary gave out an optional by taking it apart and putting it together again, and
@@ -165,8 +168,9 @@ class _Compiler:
         name = type_value_name(node.name)
         if name is None:
             raise UncertainError(f"the name {node.name}")
-        value = TypeValue(name)
-        return lambda _: value
+        if name == DEVICE.name:
+            raise CelError(f"reference to undefined type: {name}")
+        return self._constant(node, TypeValue(name))
 
     def _select(self, node: Select) -> Step:
         operand = self.step(node.operand)
@@ -193,7 +197,8 @@ class _Compiler:
             return special(self, node)
         operands = node.args if node.target is None else (node.target, *node.args)
         steps = tuple(self.step(operand) for operand in operands)
-        if node.function == "@in" and operands[1].id in self._constants:
+        is_list = self._checked.overloads[node.id] == ("in_list",)
+        if is_list and operands[1].id in self._constants:
             member = self._membership(node, steps[0], self._constants[operands[1].id])
             if member is not None:
                 return member
@@ -414,9 +419,15 @@ class _Compiler:
 
     def _map(self, node: MapLiteral) -> Step:
         steps = tuple((self.step(e.key), self.step(e.value), e.optional) for e in node.entries)
-        if any(type(self._constants.get(entry.key.id)) in UNHASHABLE for entry in node.entries):
-            # A literal key is hashed while the program is made, which takes the server's worker down.
-            raise UncertainError("a key that cannot be hashed")
+        parts = [part.id for entry in node.entries for part in (entry.key, entry.value)]
+        if all(part in self._constants for part in parts) and not any(
+            entry.optional for entry in node.entries
+        ):
+            keys, values = ([self._constants[part] for part in half] for half in (parts[::2], parts[1::2]))
+            if any(type(key) in UNHASHABLE for key in keys):
+                # It is hashed while the program is made, and that ends the server's worker.
+                raise CelError("hash of unhashable type")
+            return self._constant(node, MapValue(zip(keys, values, strict=True)))
 
         def run(frame: Frame) -> MapValue:
             entries = []
@@ -427,8 +438,6 @@ class _Compiler:
                 if optional:
                     if type(value) is not Optional:
                         raise CelError(f"cannot initialize optional entry '{key}' from non-optional value")
-                    if not value.present:
-                        continue
                     value = value.value
                 entries.append((key, value))
             return MapValue(entries)
@@ -517,7 +526,9 @@ _NOT_REWRAPPED = frozenset(
     }
 )
 _PATTERNED = frozenset({"matches", "find", "findAll"})
-_CONVERSIONS = frozenset({"bool", "bytes", "double", "duration", "int", "string", "timestamp", "uint"})
+_CONVERSIONS = frozenset(
+    {"bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"}
+)
 
 _SPECIAL: dict[str, Callable[[_Compiler, Call], Step]] = {
     "_&&_": lambda compiler, node: compiler.logical(node, decisive=False),

@@ -1,12 +1,14 @@
 """Functions on lists, sets and optional values. Overload id -> function."""
 
 import functools
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
 from gpupolicy.adapters.cel.functions_standard import IMPLEMENTATIONS as STANDARD
 from gpupolicy.adapters.cel.functions_standard import Implementation
-from gpupolicy.adapters.cel.syntax import Uint
+from gpupolicy.adapters.cel.syntax import Uint, UncertainError
 from gpupolicy.adapters.cel.values import (
     CelError,
     Duration,
@@ -37,10 +39,16 @@ def _same(left: object, right: object) -> bool:
         return False
 
 
+def _check_comparable(value: Any) -> None:
+    # What is not a number is of a type that has an order, though it has none itself.
+    if type(value) is not float:
+        compare(value, value)
+
+
 def _is_sorted(values: list[Any]) -> bool:
     previous: list[Any] = []
     for value in values:
-        compare(value, value)
+        _check_comparable(value)
         if previous:
             try:
                 if compare(previous[0], value) > 0:
@@ -57,9 +65,9 @@ def _extreme(name: str, sign: int) -> Implementation:
         if not values:
             raise CelError(f"{name} called on empty list")
         best = values[0]
-        compare(best, best)
+        _check_comparable(best)
         for value in values[1:]:
-            compare(value, value)
+            _check_comparable(value)
             try:
                 if compare(best, value) == sign:
                     best = value
@@ -152,7 +160,7 @@ def _sorted_by(values: Any, keys: Any) -> list[Any]:
     if not values:
         return []
     try:
-        compare(keys[0], keys[0])
+        _check_comparable(keys[0])
     except CelError as error:
         raise CelError("list elements must be comparable") from error
     if any(type(key) is not type(keys[0]) for key in keys):
@@ -161,8 +169,31 @@ def _sorted_by(values: Any, keys: Any) -> list[Any]:
     def before(left: int, right: int) -> int:
         return compare(keys[left], keys[right])
 
+    if any(type(key) is float and math.isnan(key) for key in keys):
+        return [values[i] for i in _inserted(keys)]
     order = sorted(range(len(values)), key=functools.cmp_to_key(before))
+    if len(values) > _INSERTION_SORTED and values is not keys:
+        for left, right in itertools.pairwise(order):
+            if before(left, right) == 0 and not _same(values[left], values[right]):
+                raise UncertainError("the order of elements whose keys are equal")
     return [values[i] for i in order]
+
+
+_INSERTION_SORTED = 12
+"""Up to so many elements upstream sorts by insertion, which keeps the order of what is equal."""
+
+
+def _inserted(keys: list[Any]) -> list[int]:
+    """Return the order into which insertion brings keys of which some have no order."""
+    if len(keys) > _INSERTION_SORTED:
+        raise UncertainError("the order of many numbers of which some are none")
+    order: list[int] = []
+    for place in range(len(keys)):
+        position = place
+        while position > 0 and keys[place] < keys[order[position - 1]]:
+            position -= 1
+        order.insert(position, place)
+    return order
 
 
 def _sets_contains(values: list[Any], part: list[Any]) -> bool:

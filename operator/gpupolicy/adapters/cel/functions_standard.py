@@ -1,16 +1,13 @@
 """Functions and operators of the CEL standard: arithmetic, conversions, strings, time. Overload id -> function."""
 
-import datetime as dt
-import functools
 import math
 import re
-import zoneinfo
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from gpupolicy.adapters.cel import regex
-from gpupolicy.adapters.cel.syntax import Uint, UncertainError
+from gpupolicy.adapters.cel import functions_time, regex
+from gpupolicy.adapters.cel.syntax import Uint
 from gpupolicy.adapters.cel.values import (
     INT64_MAX,
     INT64_MIN,
@@ -18,7 +15,6 @@ from gpupolicy.adapters.cel.values import (
     CelError,
     Duration,
     MapValue,
-    Timestamp,
     TypeValue,
     check_room,
     compare,
@@ -27,13 +23,11 @@ from gpupolicy.adapters.cel.values import (
     type_name,
 )
 
-__all__ = ["IMPLEMENTATIONS", "Implementation", "duration_text", "format_double", "timestamp_text"]
+__all__ = ["IMPLEMENTATIONS", "Implementation", "duration_text", "format_double"]
 
 Implementation = Callable[..., Any]
 
 _SECOND = 10**9
-_FIRST_SECOND = -62135596800
-_LAST_SECOND = 253402300799
 
 
 def int64(value: int) -> int:
@@ -52,16 +46,6 @@ def uint64(value: int) -> Uint:
 
 def _duration(nanoseconds: int) -> Duration:
     return Duration(int64(nanoseconds))
-
-
-def _timestamp(nanoseconds: int) -> Timestamp:
-    if _FIRST_SECOND <= nanoseconds // _SECOND <= _LAST_SECOND:
-        return Timestamp(nanoseconds)
-    raise CelError("timestamp overflow")
-
-
-def _moved(value: Timestamp, nanoseconds: int) -> Timestamp:
-    return Timestamp(_timestamp(value.nanoseconds + nanoseconds).nanoseconds, value.offset_minutes)
 
 
 def _divide_int(left: int, right: int) -> int:
@@ -213,14 +197,23 @@ def string_to_duration(text: str) -> Duration:
         if match is None or not (match[1] or match[3]):
             raise CelError("type conversion error from 'string' to 'google.protobuf.Duration'")
         unit = _UNITS[match[4]]
-        fraction = match[3] or ""
-        total += int(match[1] or "0") * unit + (
-            int(fraction) * unit // 10 ** len(fraction) if fraction else 0
-        )
+        total += int(match[1] or "0") * unit + _fraction(match[3] or "", unit)
         position = match.end()
     if not body or total > INT64_MAX + text.startswith("-"):
         raise CelError("type conversion error from 'string' to 'google.protobuf.Duration'")
     return Duration(-total if text.startswith("-") else total)
+
+
+def _fraction(digits: str, unit: int) -> int:
+    """Return the nanoseconds of what stands after the point, in upstream's order of operations and precision."""
+    number, scale = 0, 1.0
+    for digit in digits:
+        longer = 10 * number + int(digit)
+        if number > INT64_MAX // 10 or longer > INT64_MAX + 1:
+            # What does not fit into 64 bits is passed over.
+            break
+        number, scale = longer, scale * 10
+    return int(number * (unit / scale))
 
 
 def duration_text(value: Duration) -> str:
@@ -230,117 +223,12 @@ def duration_text(value: Duration) -> str:
     return f"-{number}s" if value.nanoseconds < 0 else f"{number}s"
 
 
-_TIMESTAMP = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:[.,](\d+))?(Z|([+-])(\d\d):(\d\d))", re.ASCII
-)
-
-
-def string_to_timestamp(text: str) -> Timestamp:
-    """Return the point in time of an RFC 3339 text."""
-    match = _TIMESTAMP.fullmatch(text)
-    error = CelError("type conversion error from 'string' to 'google.protobuf.Timestamp'")
-    if match is None:
-        raise error
-    try:
-        moment = dt.datetime(*(int(match[i]) for i in range(1, 7)), tzinfo=dt.UTC)  # type: ignore[misc,arg-type]
-    except ValueError as cause:
-        raise error from cause
-    offset = 0
-    if match[8] != "Z":
-        hours, minutes = int(match[10]), int(match[11])
-        if hours > 24 or minutes > 60:
-            raise error
-        if hours == 24 or minutes == 60:
-            raise UncertainError("an offset at the edge of what is read")
-        offset = (hours * 3600 + minutes * 60) * (-1 if match[9] == "-" else 1)
-    fraction = (match[7] or "")[:9].ljust(9, "0")
-    seconds = (moment - _EPOCH) // dt.timedelta(seconds=1) - offset
-    parsed = _timestamp(seconds * _SECOND + int(fraction))
-    return Timestamp(parsed.nanoseconds, offset // 60)
-
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-
-
-def timestamp_text(value: Timestamp) -> str:
-    """Return the timestamp in RFC 3339, with the offset it came with and as many digits as it needs."""
-    seconds, nanoseconds = divmod(value.nanoseconds, _SECOND)
-    try:
-        moment = _EPOCH + dt.timedelta(seconds=seconds, minutes=value.offset_minutes)
-    except OverflowError as error:
-        raise UncertainError("a date outside of the years 1 to 9999") from error
-    fraction = f".{nanoseconds:09d}".rstrip("0").rstrip(".")
-    hours, minutes = divmod(abs(value.offset_minutes), 60)
-    zone = (
-        f"{'-' if value.offset_minutes < 0 else '+'}{hours:02d}:{minutes:02d}"
-        if value.offset_minutes
-        else "Z"
-    )
-    return f"{moment.year:04d}{moment.strftime('-%m-%dT%H:%M:%S')}{fraction}{zone}"
-
-
-def _local(value: Timestamp, zone: str) -> dt.datetime:
-    seconds = value.nanoseconds // _SECOND
-    try:
-        if ":" in zone:
-            return _EPOCH + dt.timedelta(seconds=seconds, minutes=_offset_minutes(zone))
-        return (_EPOCH + dt.timedelta(seconds=seconds)).astimezone(_zone(zone))
-    except OverflowError as error:
-        raise UncertainError("a date outside of the years 1 to 9999") from error
-
-
-def _offset_minutes(zone: str) -> int:
-    hours, _, minutes = zone.partition(":")
-    if not all(re.fullmatch(r"[+-]?[0-9]{1,9}", part, re.ASCII) for part in (hours, minutes)):
-        raise CelError(f'invalid time zone "{zone}"')
-    # Upstream takes the sign from the number of hours, so that -00:30 lies east.
-    return int(hours) * 60 + (-int(minutes) if int(hours) < 0 else int(minutes))
-
-
-def _zone(name: str) -> dt.tzinfo:
-    if name in ("", "UTC"):
-        return dt.UTC
-    if name == "Local" or not _time_zones_known():
-        raise UncertainError(f'the time zone "{name}"')
-    try:
-        return zoneinfo.ZoneInfo(name)
-    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:
-        raise CelError(f"unknown time zone {name}") from error
-
-
-@functools.cache
-def _time_zones_known() -> bool:
-    try:
-        zoneinfo.ZoneInfo("Europe/Berlin")
-    except zoneinfo.ZoneInfoNotFoundError:
-        return False
-    return True
-
-
-def _getters() -> dict[str, Implementation]:
-    parts: dict[str, Callable[[dt.datetime], int]] = {
-        "year": lambda t: t.year,
-        "month": lambda t: t.month - 1,
-        "day_of_year": lambda t: t.timetuple().tm_yday - 1,
-        "day_of_month": lambda t: t.day - 1,
-        "day_of_month_1_based": lambda t: t.day,
-        "day_of_week": lambda t: t.isoweekday() % 7,
-        "hours": lambda t: t.hour,
-        "minutes": lambda t: t.minute,
-        "seconds": lambda t: t.second,
+def _duration_parts() -> dict[str, Implementation]:
+    units = {"hours": 3600 * _SECOND, "minutes": 60 * _SECOND, "seconds": _SECOND, "milliseconds": 10**6}
+    return {
+        f"duration_to_{name}": lambda value, unit=unit: _truncated(value, unit)
+        for name, unit in units.items()
     }
-    found: dict[str, Implementation] = {}
-    for name, part in parts.items():
-        found[f"timestamp_to_{name}"] = lambda value, part=part: part(_local(value, ""))
-        found[f"timestamp_to_{name}_with_tz"] = lambda value, zone, part=part: part(_local(value, zone))
-    found["timestamp_to_milliseconds"] = lambda value: value.nanoseconds % _SECOND // 10**6
-    found["timestamp_to_milliseconds_with_tz"] = lambda value, zone: (
-        _local(value, zone) and value.nanoseconds % _SECOND // 10**6
-    )
-    for name, unit in (("hours", 3600 * _SECOND), ("minutes", 60 * _SECOND), ("seconds", _SECOND)):
-        found[f"duration_to_{name}"] = lambda value, unit=unit: _truncated(value, unit)
-    found["duration_to_milliseconds"] = lambda value: _truncated(value, 10**6)
-    return found
 
 
 def _truncated(value: Duration, unit: int) -> int:
@@ -384,8 +272,8 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "add_bytes": _joined,
     "add_double": lambda a, b: a + b,
     "add_duration_duration": lambda a, b: _duration(a.nanoseconds + b.nanoseconds),
-    "add_duration_timestamp": lambda a, b: _moved(b, a.nanoseconds),
-    "add_timestamp_duration": lambda a, b: _moved(a, b.nanoseconds),
+    "add_duration_timestamp": lambda a, b: functions_time.moved(b, a.nanoseconds),
+    "add_timestamp_duration": lambda a, b: functions_time.moved(a, b.nanoseconds),
     "add_int64": lambda a, b: int64(a + b),
     "add_list": _joined,
     "add_string": _joined,
@@ -403,7 +291,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "subtract_double": lambda a, b: a - b,
     "subtract_duration_duration": lambda a, b: _duration(a.nanoseconds - b.nanoseconds),
     "subtract_int64": lambda a, b: int64(a - b),
-    "subtract_timestamp_duration": lambda a, b: _moved(a, -b.nanoseconds),
+    "subtract_timestamp_duration": lambda a, b: functions_time.moved(a, int64(-b.nanoseconds)),
     "subtract_timestamp_timestamp": lambda a, b: _duration(a.nanoseconds - b.nanoseconds),
     "subtract_uint64": lambda a, b: uint64(int(a) - int(b)),
     "in_list": lambda value, container: contains(container, value),
@@ -418,7 +306,8 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "matches": lambda text, pattern: regex.search(pattern, text),
     "matches_string": lambda text, pattern: regex.search(pattern, text),
     **_orders(),
-    **_getters(),
+    **_duration_parts(),
+    **functions_time.IMPLEMENTATIONS,
     "bool_to_bool": _identity,
     "string_to_bool": _string_to_bool,
     "bytes_to_bytes": _identity,
@@ -434,7 +323,6 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "double_to_int64": _double_to_int,
     "duration_to_int64": lambda value: value.nanoseconds,
     "string_to_int64": _string_to_int,
-    "timestamp_to_int64": lambda value: value.nanoseconds // _SECOND,
     "uint64_to_int64": lambda value: int64(int(value)),
     "string_to_string": _identity,
     "bool_to_string": lambda value: "true" if value else "false",
@@ -442,11 +330,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "double_to_string": format_double,
     "duration_to_string": duration_text,
     "int64_to_string": str,
-    "timestamp_to_string": timestamp_text,
     "uint64_to_string": lambda value: str(int(value)),
-    "timestamp_to_timestamp": _identity,
-    "int64_to_timestamp": lambda value: _timestamp(value * _SECOND),
-    "string_to_timestamp": string_to_timestamp,
     "uint64_to_uint64": _identity,
     "double_to_uint64": _double_to_uint,
     "int64_to_uint64": uint64,

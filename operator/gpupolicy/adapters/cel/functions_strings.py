@@ -1,26 +1,13 @@
 """The strings extension, version 2. Overload id -> function. Positions count code points."""
 
-import math
 from typing import Any
 
-from gpupolicy.adapters.cel.functions_standard import (
-    Implementation,
-    duration_text,
-    format_double,
-    timestamp_text,
-)
-from gpupolicy.adapters.cel.syntax import Uint, UncertainError
-from gpupolicy.adapters.cel.values import (
-    CelError,
-    Duration,
-    MapValue,
-    Timestamp,
-    TypeValue,
-    check_room,
-    type_name,
-)
+from gpupolicy.adapters.cel import formatting
+from gpupolicy.adapters.cel.functions_standard import Implementation
+from gpupolicy.adapters.cel.syntax import UncertainError
+from gpupolicy.adapters.cel.values import CelError, check_room
 
-__all__ = ["IMPLEMENTATIONS", "format_clauses"]
+__all__ = ["IMPLEMENTATIONS", "UNTIL_36"]
 
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
 _SPACES += "\u2028\u2029\u202f\u205f\u3000"
@@ -35,12 +22,10 @@ def _char_at(text: str, position: int) -> str:
 
 
 def _index_of(text: str, part: str, offset: int = 0) -> int:
-    if not part and not 0 <= offset <= len(text):
-        raise UncertainError("releases differ on searching for nothing outside of the string")
     if offset < 0:
         raise CelError(f"index out of range: {offset}")
-    if offset >= len(text) and part:
-        return -1
+    if not part:
+        return min(offset, len(text))
     return text.find(part, offset)
 
 
@@ -49,15 +34,22 @@ def _last_index_of(text: str, part: str) -> int:
 
 
 def _last_index_of_offset(text: str, part: str, offset: int) -> int:
-    if not part:
-        if not 0 <= offset <= len(text):
-            raise UncertainError("releases differ on searching for nothing outside of the string")
-        return offset
     if offset < 0:
         raise CelError(f"index out of range: {offset}")
+    if not part:
+        return min(offset, len(text))
     if offset >= len(text):
         return -1
     return text.rfind(part, 0, offset + len(part))
+
+
+def _inside(search: Implementation) -> Implementation:
+    def function(text: str, part: str, offset: int) -> int:
+        if not part and not 0 <= offset <= len(text):
+            raise UncertainError("releases differ on searching for nothing outside of the string")
+        return int(search(text, part, offset))
+
+    return function
 
 
 def _replace(text: str, old: str, new: str, count: int = -1) -> str:
@@ -101,160 +93,11 @@ def _quote(text: str) -> str:
     return '"' + "".join(_ESCAPES.get(char, char) for char in text) + '"'
 
 
-def format_clauses(text: str) -> list[str | tuple[str, int | None]]:
-    """Return the literal parts of a format string and its clauses, as (letter, precision).
-
-    Raises:
-        CelError: when a clause is not well-formed.
-    """
-    parts: list[str | tuple[str, int | None]] = []
-    position = 0
-    while position < len(text):
-        if text[position] != "%":
-            end = text.find("%", position)
-            end = len(text) if end < 0 else end
-            parts.append(text[position:end])
-            position = end
-            continue
-        if text.startswith("%%", position):
-            parts.append("%")
-            position += 2
-            continue
-        position += 1
-        if position >= len(text):
-            raise CelError("unexpected end of string")
-        precision = None
-        if text[position] == ".":
-            end = position + 1
-            while end < len(text) and text[end] in "0123456789":
-                end += 1
-            if end >= len(text):
-                raise CelError("could not find end of precision specifier")
-            if end == position + 1:
-                raise CelError("error while converting precision to integer")
-            precision, position = int(text[position + 1 : end]), end
-        letter = text[position]
-        if letter not in "sdfebxXo":
-            raise CelError(f'unrecognized formatting clause "{letter}"')
-        parts.append((letter, precision))
-        position += 1
-    return parts
-
-
-def _format(text: str, args: list[Any]) -> str:
-    result = []
-    used = 0
-    for part in format_clauses(text):
-        if isinstance(part, str):
-            result.append(part)
-            continue
-        if used >= len(args):
-            raise CelError(f"index {used} out of range")
-        result.append(_clause(part[0], part[1], args[used]))
-        used += 1
-    return _join(result)
-
-
-def _clause(letter: str, precision: int | None, value: Any) -> str:
-    if letter == "s":
-        return _text(value)
-    if letter in "fe":
-        return _floating(letter, precision, value)
-    if letter in "xX":
-        digits = _hexadecimal(value)
-        return digits.upper() if letter == "X" else digits
-    if letter == "b" and type(value) is bool:
-        return "1" if value else "0"
-    if type(value) not in (int, Uint):
-        raise CelError(f"clause {letter} cannot be used on {type_name(value)}")
-    return format(int(value), letter)
-
-
-def _hexadecimal(value: Any) -> str:
-    if type(value) in (int, Uint):
-        return format(int(value), "x")
-    if type(value) is str:
-        return value.encode().hex()
-    if type(value) is bytes:
-        return value.hex()
-    raise CelError(
-        f"only integers, byte buffers, and strings can be formatted as hex, was given {type_name(value)}"
-    )
-
-
-def _floating(letter: str, precision: int | None, value: Any) -> str:
-    if type(value) is str and value in ("NaN", "Infinity", "-Infinity"):
-        raise UncertainError("the printed form of infinity")
-    if type(value) is not float:
-        raise CelError(f"clause {letter} can only be used on doubles, was given {type_name(value)}")
-    if letter == "e" or not math.isfinite(value):
-        # Printed by a localised printer whose form is not modelled.
-        raise UncertainError("the scientific notation of a double")
-    precision = 6 if precision is None else precision
-    check_room(precision)
-    return format(value, f",.{precision}f")
-
-
-def _text(value: Any) -> str:
-    simple: dict[type, Any] = {
-        str: lambda v: v,
-        bool: lambda v: "true" if v else "false",
-        int: str,
-        Uint: lambda v: str(int(v)),
-        float: format_double,
-        Timestamp: timestamp_text,
-        Duration: duration_text,
-        TypeValue: lambda v: v.name,
-        type(None): lambda _: "null",
-        list: _list_text,
-    }
-    if isinstance(value, MapValue):
-        return _map_text(value)
-    if type(value) is bytes:
-        try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            raise CelError("could not convert argument to string") from error
-    writer = simple.get(type(value))
-    if writer is None:
-        raise CelError(f"string clause cannot be used on {type_name(value)}")
-    return str(writer(value))
-
-
-def _list_text(values: list[Any]) -> str:
-    return f"[{_join([_nested(value) for value in values], ', ')}]"
-
-
-def _map_text(values: MapValue) -> str:
-    pairs = []
-    for key, value in values.items():
-        if type(key) not in (str, bool, int, Uint):
-            raise CelError(f"no formatting function for map key of type {type_name(key)}")
-        pairs.append((_nested(key), _nested(value)))
-    return "{" + _join([f"{key}:{value}" for key, value in sorted(pairs)], ", ") + "}"
-
-
-def _nested(value: Any) -> str:
-    if type(value) is float:
-        if not math.isfinite(value):
-            return f'"{format_double(value)}"'
-        return f"{value:.6f}"
-    if type(value) in (str, bytes):
-        return _quoted_nested(value)
-    if type(value) is Timestamp:
-        return f'timestamp("{timestamp_text(value)}")'
-    if type(value) is Duration:
-        return f'duration("{duration_text(value)}")'
-    return _text(value)
-
-
-def _quoted_nested(value: Any) -> str:
-    text = _text(value)
-    if any(not (char == " " or (char.isascii() and char.isprintable())) for char in text):
-        raise UncertainError("the quoted form of unusual characters")
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"' if type(value) is str else f'b"{escaped}"'
-
+UNTIL_36: dict[str, Implementation] = {
+    "string_index_of_string_int": _inside(_index_of),
+    "string_last_index_of_string_int": _inside(_last_index_of_offset),
+}
+"""What differs in releases before 1.37."""
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "string_char_at_int": _char_at,
@@ -271,7 +114,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "string_substring_int": _substring,
     "string_substring_int_int": _substring,
     "string_trim": lambda text: text.strip(_SPACES),
-    "string_format": _format,
+    "string_format": formatting.format_values,
     "strings_quote": _quote,
     "list_join": _join,
     "list_join_string": _join,

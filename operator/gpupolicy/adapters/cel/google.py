@@ -7,6 +7,7 @@ the wire format here. Field numbers are those of google/cel-spec, `syntax.proto`
 Columns: the library counts as upstream does, from 1, except for an empty expression.
 """
 
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -44,15 +45,18 @@ extensions:
 - name: bindings
 """
 _MESSAGE = re.compile(r"ERROR: <input>:(-?\d+):(\d+): (.*)")
-_UNREADABLE = re.compile(r"recursion limit exceeded|max recursion depth|String must end with", re.IGNORECASE)
+_UNREADABLE = re.compile(
+    r"recursion limit exceeded|max recursion depth|String must end with|has\(\) argument must be",
+    re.IGNORECASE,
+)
 _BAD_LINE = 2**31
 
 
 class UnreadableError(Exception):
     """This library cannot read the expression though the API server might; another parser has to be asked.
 
-    It gives up at 32 nested levels (the API server: 250), and takes the closing quote of a raw string for escaped when a
-    backslash stands before it.
+    It gives up at 32 nested levels (the API server: 250), takes the closing quote of a raw string for escaped when a
+    backslash stands before it, and does not take `has(has(a.b))`.
     """
 
 
@@ -72,7 +76,10 @@ def parse(text: str) -> tuple[Node, Source]:
         serialized = _environment().compile(text, disable_check=True).serialize()
     except (RuntimeError, ValueError) as error:
         raise _refusal(text, str(error)) from error
-    node, source = _Reader(text).parsed(serialized)
+    reader = _Reader(text)
+    node, source = reader.parsed(serialized)
+    if reader.infinite:
+        raise source.error([source.issue(node_id, "invalid double literal") for node_id in reader.infinite])
     return node, source
 
 
@@ -103,6 +110,8 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self._text = text
+        self.infinite: list[int] = []
+        """Ids of double literals beyond the range of doubles, which the library takes for infinite."""
 
     def parsed(self, serialized: bytes) -> tuple[Node, Source]:
         # google.protobuf.Any { type_url = 1, value = 2 } around ParsedExpr { expr = 2, source_info = 3 }.
@@ -138,7 +147,10 @@ class _Reader:
             6: lambda raw: raw.decode(),
             7: bytes,
         }
-        return Literal(node_id, readers[number](value))
+        literal = readers[number](value)
+        if isinstance(literal, float) and math.isinf(literal):
+            self.infinite.append(node_id)
+        return Literal(node_id, literal)
 
     def _ident(self, node_id: int, data: bytes) -> Node:
         return Ident(node_id, _single(data)[1].decode())

@@ -210,7 +210,8 @@ def _target(call: Call) -> Node:
 
 def _has(expander: _Expander, call: Call) -> Node:
     (arg,) = call.args
-    if not isinstance(arg, Select) or arg.test_only:
+    # Of a presence test, `has(has(a.b))`, the selection is in it taken again.
+    if not isinstance(arg, Select):
         raise _MacroError(arg, "invalid argument to has() macro")
     return Select(expander.new_id(), arg.operand, arg.field, test_only=True)
 

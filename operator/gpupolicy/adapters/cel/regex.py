@@ -7,9 +7,10 @@ google-re2 is the same engine in C++. Where it has no wheel, patterns of literal
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
+from gpupolicy.adapters.cel import patterns
 from gpupolicy.adapters.cel.syntax import UncertainError
 from gpupolicy.adapters.cel.values import CelError
 
@@ -75,20 +76,23 @@ def _compiled(pattern: str) -> _Matcher:
 
 
 def _re2_matcher(re2: Any, pattern: str) -> _Matcher:
-    if re.search(r"(?<!\\)(?:\\\\)*\\C", pattern):
-        # One byte of a character: the C++ engine knows it, Go's does not.
-        raise CelError("error parsing regexp: invalid escape sequence: `\\C`")
+    try:
+        rewritten = patterns.rewrite(pattern, _characters)
+    except patterns.PatternError as error:
+        raise CelError(f"error parsing regexp: {error}") from error
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MAX_MEMORY_BYTES
     try:
-        compiled = re2.compile(pattern, options)
+        compiled = re2.compile(rewritten.text, options)
     except re2.error as error:
         text = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
         if "too large" in text:
             # Go counts instructions where C++ counts bytes.
             raise UncertainError("the regular expression is too large to tell") from error
         raise CelError(f"error parsing regexp: {text}") from error
+    if rewritten.unsure:
+        raise UncertainError(rewritten.unsure)
 
     def first(text: str) -> str | None:
         match = compiled.search(text)
@@ -108,6 +112,13 @@ def _re2_matcher(re2: Any, pattern: str) -> _Matcher:
         return found
 
     return _Matcher(lambda text: compiled.search(text) is not None, first, all_)
+
+
+@cache
+def _characters(characters: str) -> patterns.Ranges:
+    """Return the characters of a class, found out by trying all there are: rarely asked, and a second's work."""
+    every = "".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))
+    return tuple((ord(run[0]), ord(run[-1])) for run in _re2.findall(f"{characters}+", every))
 
 
 _PLAIN = re.compile(r"\^(?:\(\?s:(?P<inner>.*)\)|(?P<bare>[^()|]*))\$", re.DOTALL)

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from gpupolicy.adapters.cel import regex, types
 from gpupolicy.adapters.cel.checker import Checked
-from gpupolicy.adapters.cel.functions_standard import string_to_duration, string_to_timestamp
-from gpupolicy.adapters.cel.functions_strings import format_clauses
+from gpupolicy.adapters.cel.formatting import format_clauses
+from gpupolicy.adapters.cel.functions_standard import string_to_duration
+from gpupolicy.adapters.cel.functions_time import string_to_timestamp
 from gpupolicy.adapters.cel.syntax import (
     Call,
     Issue,
@@ -92,6 +93,11 @@ def _mixed(checked: Checked, node: ListLiteral | MapLiteral) -> Iterator[Issue]:
     else:
         columns = [[(e.key, False) for e in node.entries], [(e.value, e.optional) for e in node.entries]]
     for column in columns:
+        for element, optional in column:
+            if optional and not checked.types[element.id].params:
+                # The server looks for the type inside of the optional one, and there is none: its worker ends.
+                yield checked.source.issue(element.id, "an optional element whose type is not known")
+                return
         kinds = [(element, _unwrapped(checked.types[element.id], optional)) for element, optional in column]
         for element, kind in kinds[1:]:
             if not _equivalent(kinds[0][1], kind):

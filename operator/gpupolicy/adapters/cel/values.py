@@ -165,7 +165,7 @@ class Optional:
 class MapValue:
     """A map. Keys of different types are different, but a number is also found as another type of number.
 
-    `native` marks the maps that come with the device: asked for a key that cannot be hashed, they do not hold it, while
+    An entry whose value is `ABSENT` takes away what an entry before it has put there. `native` marks the maps that come with the device: asked for a key that cannot be hashed, they do not hold it, while
     a map that the expression made fails.
     """
 
@@ -175,7 +175,10 @@ class MapValue:
         self.native = native
         self._entries: dict[object, tuple[object, object]] = {}
         for key, value in entries:
-            self._entries[_slot(key)] = (key, value)
+            if value is ABSENT:
+                self._entries.pop(_slot(key), None)
+            else:
+                self._entries[_slot(key)] = (key, value)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -434,11 +437,12 @@ def _numbers(left: Any, right: Any) -> int | None:
 
 
 def _as_double(number: Any, other: Any) -> float | int:
-    # An integer is rounded to a double before the two are compared, unless the double is out of its range.
+    # An integer is rounded to a double before the two are compared, unless the double is out of its range, the end of
+    # which is a rounded double too.
     if type(number) is float:
         return number
     low, high = (0, UINT64_MAX) if type(number) is Uint else (INT64_MIN, INT64_MAX)
-    if other < low or other > high:
+    if other < low or other > float(high):
         return int(number)
     return float(number)
 
@@ -523,9 +527,9 @@ def is_zero(value: Any) -> bool:
         return not len(value)
     if type(value) is Duration:
         return value.nanoseconds == 0
-    if type(value) is Optional:
-        return not value.present
-    return False
+    return type(value) is Timestamp and value.nanoseconds == _FIRST_NANOSECOND
 
 
 _ZEROED = frozenset({bool, int, Uint, float, str, bytes, list})
+_FIRST_NANOSECOND = -62135596800 * 10**9
+"""Of year 1, where Go's time begins."""
