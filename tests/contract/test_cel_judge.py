@@ -153,6 +153,24 @@ def test_the_tables_of_the_unit_tests_are_true(
         assert expected is None or answer.outcome is expected, (expression, answer)
 
 
+@pytest.mark.parametrize(
+    ("opening", "core", "closing"),
+    [
+        pytest.param("(", "true", ")", id="brackets"),
+        pytest.param("true == (", "true", ")", id="comparisons to the right"),
+        pytest.param("(", "true", " == true)", id="comparisons to the left"),
+        pytest.param("[1].all(x, ", "true", ")", id="folds"),
+        pytest.param("(true ? ", "true", " : false)", id="choices"),
+        pytest.param("0 < 1 + size([", "true", "])", id="operators in calls"),
+    ],
+)
+@pytest.mark.parametrize("levels", [31, 33, 110, 124, 125, 126, 140, 260])
+def test_nesting(judge: Judge, opening: str, core: str, closing: str, levels: int) -> None:
+    """Near the limit nothing may be said; away from it something must be."""
+    told = compared(judge, opening * levels + core + closing * levels, ENVIRONMENTS["new"], samples.DEVICE)
+    assert told or abs(levels - 125) <= 1 or abs(levels - 250) <= 15
+
+
 FOLDS = "device.attributes.all({0}, " * 7 + "true" + ")" * 7
 
 

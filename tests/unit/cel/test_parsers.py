@@ -228,6 +228,18 @@ def test_deeper_nesting_is_refused_as_the_api_server_does(kind: str, levels: int
     assert "recursion limit exceeded" in verdict.reason or "nested" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("levels", "expected"), [(33, Outcome.MATCH), (110, Outcome.MATCH), (140, Outcome.ERROR)]
+)
+@pytest.mark.parametrize("expression", ["1 + (", "2 * (1 - ", "1 == 1 || true == ("])
+def test_an_operator_in_brackets_beside_one_of_its_kind_is_two_levels_down(
+    expression: str, levels: int, expected: Outcome
+) -> None:
+    core, end = ("true", "") if "true" in expression else ("1", " < 999")
+    nested = expression * levels + core + ")" * levels + end
+    assert engine.evaluate(nested, [DEVICE])[0].outcome is expected
+
+
 @pytest.mark.parametrize("kind", NESTINGS)
 @pytest.mark.parametrize("levels", [100, 2000])
 def test_clauses_of_what_is_nested_deeply(kind: str, levels: int) -> None:

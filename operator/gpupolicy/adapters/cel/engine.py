@@ -210,10 +210,10 @@ def _parsed(expression: str, environment: Environment) -> tuple[Node, Source]:
         with contextlib.suppress(google.UnreadableError):
             return google.parse(expression)
     node, source = celpy.parse(expression)
-    levels = depth(node)
-    if levels > scan.MAX_DEPTH + _DEPTH_MARGIN:
+    least = depth(node)
+    if least > scan.MAX_DEPTH + _DEPTH_MARGIN:
         raise _too_deep()
-    if levels > scan.MAX_DEPTH - _DEPTH_MARGIN:
+    if min(depth(node, left=2), least + brackets) > scan.MAX_DEPTH - _DEPTH_MARGIN:
         raise _near_too_deep()
     return node, source
 
@@ -366,7 +366,8 @@ def _scalar(name: str, kind: str, accepted: type[Any], value: Any) -> Any:
 
 
 def _amount(name: str, amount: Any) -> QuantityValue:
-    value = amount.get("value") if isinstance(amount, Mapping) else None
+    # What is not there at all is nought.
+    value = amount.get("value", "0") if isinstance(amount, Mapping) else None
     try:
         # YAML turns a quantity such as 8 into a number.
         if type(value) in (int, float):

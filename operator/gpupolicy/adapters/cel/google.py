@@ -45,10 +45,8 @@ extensions:
 - name: bindings
 """
 _MESSAGE = re.compile(r"ERROR: <input>:(-?\d+):(\d+): (.*)")
-_UNREADABLE = re.compile(
-    r"recursion limit exceeded|max recursion depth|String must end with|has\(\) argument must be",
-    re.IGNORECASE,
-)
+_UNREADABLE = re.compile(r"recursion limit exceeded|max recursion depth|String must end with", re.IGNORECASE)
+_TWICE_PRESENT = re.compile(r"\bhas\s*\([\s(]*has\s*\(")
 _BAD_LINE = 2**31
 
 
@@ -91,7 +89,7 @@ def _environment() -> Any:
 
 
 def _refusal(text: str, message: str) -> Exception:
-    if _UNREADABLE.search(message):
+    if _UNREADABLE.search(message) or ("has() argument must be" in message and _TWICE_PRESENT.search(text)):
         return UnreadableError(message)
     body = message.removeprefix("INVALID_ARGUMENT: ").removesuffix(" [INVALID_ARGUMENT]")
     issues = tuple(

@@ -206,15 +206,30 @@ def walk(root: Node) -> Iterator[Node]:
         stack.extend(reversed(children(node)))
 
 
-def depth(root: Node) -> int:
-    """Return the number of levels of a tree; a chain of `&&` or of `||` is one, however long."""
+_RELATIONS = frozenset({"_<_", "_<=_", "_>_", "_>=_", "_==_", "_!=_", "@in"})
+_SUMS = frozenset({"_+_", "_-_", "_*_", "_/_", "_%_"})
+
+
+def depth(root: Node, *, left: int = 1) -> int:
+    """Return the number of levels of a tree; a chain of `&&` or of `||` is one, however long.
+
+    An operator in brackets to the right of one of its kind is two levels down, as the brackets are one. To the left it is
+    `left` levels down: 1 when there are no brackets, 2 when there are.
+    """
     deepest = 0
     stack = [(root, 1)]
     while stack:
         node, level = stack.pop()
         deepest = max(deepest, level)
-        for child in children(node):
-            same = isinstance(node, Call) and isinstance(child, Call) and node.function == child.function
-            in_chain = same and isinstance(node, Call) and node.function in ("_&&_", "_||_")
-            stack.append((child, level if in_chain else level + 1))
+        for place, child in enumerate(children(node)):
+            stack.append((child, level + _step(node, child, left if place == 0 else 2)))
     return deepest
+
+
+def _step(node: Node, child: Node, nested: int) -> int:
+    if not (isinstance(node, Call) and isinstance(child, Call)) or node.target is not None:
+        return 1
+    if node.function in ("_&&_", "_||_"):
+        return int(node.function != child.function)
+    is_nested = any(node.function in kind and child.function in kind for kind in (_RELATIONS, _SUMS))
+    return nested if is_nested else 1
