@@ -64,6 +64,9 @@ TRUE = {
         optional.ofNonZeroValue(optional.none()).hasValue() && {"a": 2, ?"a": optional.none()}.size() == 0
         {"a": 2, ?"a": optional.none(), "b": 1}.size() == 1 && {?"a": optional.none(), "a": 2}.size() == 1
     """,
+    "lists of anything": """
+        dyn([1]).flatten() == [1] && dyn(["a"]).flatten() == ["a"] && dyn([]).flatten() == []
+    """,
     "odd syntax": f"""
         .size("a") == 1 && has(has(device.driver)) && !has(has({D}.missing))
         1.7976931348623157e308 < 1.0 / 0.0 && 1e-400 == 0.0

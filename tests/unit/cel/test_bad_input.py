@@ -110,13 +110,18 @@ def test_a_device_that_cannot_be_read_fails_by_itself(attribute: Any) -> None:
     assert verdicts[0].reason.startswith("attribute x: ")
 
 
-@pytest.mark.parametrize(
-    "amount", [{"value": "much"}, {"value": None}, {}, None, "1Gi", {"value": [1]}], ids=repr
-)
+@pytest.mark.parametrize("amount", [{"value": "much"}, {"value": ""}, "1Gi", 1, [], {"value": [1]}], ids=repr)
 def test_a_capacity_that_cannot_be_read(amount: Any) -> None:
     verdict = engine.evaluate("true", [Device(DRIVER, capacity={"memory": amount})])[0]
     assert verdict.outcome is Outcome.ERROR
     assert verdict.reason.startswith("capacity memory: ")
+
+
+@pytest.mark.parametrize("amount", [{"value": None}, {}, None], ids=repr)
+def test_a_capacity_that_is_left_out_is_nought(amount: Any) -> None:
+    """As Go reads it, and with it the scheduler."""
+    device = Device(DRIVER, capacity={"memory": amount})
+    assert outcome(f'sign(device.capacity["{DRIVER}"].memory) == 0', device) is Outcome.MATCH
 
 
 def test_length() -> None:

@@ -366,8 +366,12 @@ def _scalar(name: str, kind: str, accepted: type[Any], value: Any) -> Any:
 
 
 def _amount(name: str, amount: Any) -> QuantityValue:
-    # What is not there at all is nought.
-    value = amount.get("value", "0") if isinstance(amount, Mapping) else None
+    if amount is not None and not isinstance(amount, Mapping):
+        raise CelError(f"capacity {name}: no value")
+    value = None if amount is None else amount.get("value")
+    if value is None:
+        # Go reads what is left out, or null, as nought.
+        value = "0"
     try:
         # YAML turns a quantity such as 8 into a number.
         if type(value) in (int, float):

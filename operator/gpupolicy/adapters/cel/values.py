@@ -302,7 +302,9 @@ def fits(kind: Type, value: Any) -> bool:
     if accepted is not None:
         return type(value) in accepted
     if kind.kind is Kind.LIST:
-        return type(value) is list and (not value or fits(kind.params[0], value[0]))
+        # Of lists of lists there is only `flatten`, which upstream calls without looking into the list.
+        is_nested = kind.params[0].kind is Kind.LIST
+        return type(value) is list and (not value or is_nested or fits(kind.params[0], value[0]))
     if kind.kind is Kind.MAP:
         if not isinstance(value, MapValue):
             return False
