@@ -102,7 +102,7 @@ UNUSUAL = [
     card(1, 0, type="gpu"),
     card(1, 0, driverVersion={"version": "580.01.2"}),
     Device(DRIVER, {"type": {"string": "gpu"}}, {"memory": {"value": "80GB"}}),
-    Device(DRIVER, {"type": {"string": "gpu"}}, {"memory": {}}),
+    Device(DRIVER, {"type": {"string": "gpu"}}, {"memory": {"value": []}}),
     Device(DRIVER, {"type": {"string": "gpu"}}, {"memory": 8}),
 ]
 

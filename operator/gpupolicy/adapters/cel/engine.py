@@ -42,7 +42,7 @@ NEW = Environment(new=True)
 
 MAX_BYTES = 10 * 1024
 
-_DEPTH_MARGIN = 15
+_DEPTH_MARGIN = 5
 """Levels around the limit where our count and the API server's may differ."""
 
 _RECURSION_LIMIT = 8000
@@ -210,10 +210,10 @@ def _parsed(expression: str, environment: Environment) -> tuple[Node, Source]:
         with contextlib.suppress(google.UnreadableError):
             return google.parse(expression)
     node, source = celpy.parse(expression)
-    least = depth(node)
-    if least > scan.MAX_DEPTH + _DEPTH_MARGIN:
+    levels = depth(node, lambda part: pieces.depth_at(source.offsets[part.id]))
+    if levels > scan.MAX_DEPTH + _DEPTH_MARGIN:
         raise _too_deep()
-    if min(depth(node, left=2), least + brackets) > scan.MAX_DEPTH - _DEPTH_MARGIN:
+    if levels > scan.MAX_DEPTH - _DEPTH_MARGIN:
         raise _near_too_deep()
     return node, source
 

@@ -3,6 +3,7 @@
 For what has to be known before parsing, or where a parser cannot be asked.
 """
 
+import bisect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,11 +40,18 @@ class Scan:
     """Deepest nesting of brackets."""
     quoted_name: int | None
     """Place of the first backtick."""
+    brackets: tuple[tuple[int, int], ...] = ()
+    """(place of a bracket, how many are open after it)."""
+
+    def depth_at(self, position: int) -> int:
+        """Return how many brackets are open around what begins at a place."""
+        index = bisect.bisect_right(self.brackets, position, key=lambda bracket: bracket[0])
+        return self.brackets[index - 1][1] if index else 0
 
 
 def scan(text: str) -> Scan:
     """Return the pieces of an expression. Unclosed strings and brackets are taken as they are."""
-    strings, marks = [], []
+    strings, marks, brackets = [], [], []
     open_brackets = deepest = 0
     previous = ""
     quoted_name = None
@@ -56,15 +64,17 @@ def scan(text: str) -> Scan:
         elif char in "([{":
             open_brackets += 1
             deepest = max(deepest, open_brackets)
+            brackets.append((start, open_brackets))
         elif char in ")]}":
             open_brackets -= 1
+            brackets.append((start, open_brackets))
         elif char == "`" and quoted_name is None:
             quoted_name = start
         elif char == "?" and previous in (".", "[", ",", "{"):
             marks.append(start)
             continue
         previous = char
-    return Scan(tuple(strings), tuple(marks), deepest, quoted_name)
+    return Scan(tuple(strings), tuple(marks), deepest, quoted_name, tuple(brackets))
 
 
 def without_optional_marks(text: str, marks: tuple[int, ...]) -> str:

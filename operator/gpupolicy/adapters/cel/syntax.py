@@ -5,7 +5,7 @@ can point at it the way the API server does.
 """
 
 import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -207,29 +207,41 @@ def walk(root: Node) -> Iterator[Node]:
 
 
 _RELATIONS = frozenset({"_<_", "_<=_", "_>_", "_>=_", "_==_", "_!=_", "@in"})
-_SUMS = frozenset({"_+_", "_-_", "_*_", "_/_", "_%_"})
+_ARITHMETIC = frozenset({"_+_", "_-_", "_*_", "_/_", "_%_"})
+_MEMBERS = frozenset({"_[_]", "_[?_]", "_?._"})
 
 
-def depth(root: Node, *, left: int = 1) -> int:
-    """Return the number of levels of a tree; a chain of `&&` or of `||` is one, however long.
+def depth(root: Node, brackets: Callable[[Node], int]) -> int:
+    """Return how deep the API server's parser sees the tree, before macros; it looks twice, and the deeper view counts.
 
-    An operator in brackets to the right of one of its kind is two levels down, as the brackets are one. To the left it is
-    `left` levels down: 1 when there are no brackets, 2 when there are.
+    First, for each rule of its grammar, how often the rule stands in itself: whatever stands in brackets, and the last
+    part of a choice, is an expression of its own, which counts for every rule; the right side of a comparison or of an
+    operator of arithmetic counts for that rule besides. Then, how many choices, comparisons, operators of arithmetic and
+    steps to members are around a node. `brackets` tells how many brackets are open around a node.
     """
     deepest = 0
-    stack = [(root, 1)]
+    stack = [(root, 1, 0, 0, 0)]
     while stack:
-        node, level = stack.pop()
-        deepest = max(deepest, level)
-        for place, child in enumerate(children(node)):
-            stack.append((child, level + _step(node, child, left if place == 0 else 2)))
+        node, expressions, relations, operators, visits = stack.pop()
+        below = children(node)
+        if not below:
+            deepest = max(deepest, brackets(node) + expressions + max(relations, operators), visits)
+        function = node.function if isinstance(node, Call) and node.target is None else ""
+        is_choice, is_relation, is_operator = (
+            function == "_?_:_",
+            function in _RELATIONS,
+            function in _ARITHMETIC,
+        )
+        is_member = isinstance(node, Select | Call) and (not function or function in _MEMBERS)
+        visits += is_choice or is_relation or is_operator or is_member
+        for place, child in enumerate(below):
+            stack.append(
+                (
+                    child,
+                    expressions + (is_choice and place == 2),
+                    relations + (is_relation and place == 1),
+                    operators + (is_operator and place == 1),
+                    visits,
+                )
+            )
     return deepest
-
-
-def _step(node: Node, child: Node, nested: int) -> int:
-    if not (isinstance(node, Call) and isinstance(child, Call)) or node.target is not None:
-        return 1
-    if node.function in ("_&&_", "_||_"):
-        return int(node.function != child.function)
-    is_nested = any(node.function in kind and child.function in kind for kind in (_RELATIONS, _SUMS))
-    return nested if is_nested else 1
