@@ -2,7 +2,8 @@
 
 What stands is read from the copies that the watches keep, so nothing is asked at rest, and an edit by hand is put right as
 soon as the watch tells of it. An object is written when it differs from what is wanted. What is not wanted any more is
-deleted if the policy is its owner, so that an object of somebody else with the same name is never deleted.
+deleted if the policy is its owner. An object of somebody else with the same name is neither deleted nor written; it refuses
+the policy.
 
 A controller may lack the right to watch one of these kinds, or to write it. That refuses the policies that need the kind,
 and no other.
@@ -81,7 +82,7 @@ class AccessWriter:
         wanted = access.objects(entry.name, entry.uid, spec, wishes)
         if problem := self._unwatched(wanted):
             return Outcome(problem)
-        posts, missing, pauses = [], [], []
+        posts, missing, taken, pauses = [], [], [], []
         # A fence that is wider than before comes first, one that goes goes last: nobody is let in by the way.
         for body in wanted:
             live = self._world.access.get(access_objects.key_of(body))
@@ -93,7 +94,11 @@ class AccessWriter:
             if is_repair and (pause := self._repairs.due_seconds(access_objects.key_of(body))):
                 pauses.append(pause)
                 continue
-            stored = await self._bring(body)
+            standing = live or await self._read(body)
+            if standing is not None and not standing.belongs_to(entry.name, entry.uid):
+                taken.append(_title(standing))
+                continue
+            stored = await self._bring(body, standing)
             if stored is None:
                 missing.append(body["metadata"]["namespace"])
                 continue
@@ -104,7 +109,7 @@ class AccessWriter:
             self._world.put_access(stored)
         for live in access_objects.obsolete(wanted, self._world.access.values(), entry.uid):
             await self._delete(live)
-        return Outcome(_missing_namespaces(missing), tuple(posts), min(pauses, default=None))
+        return Outcome(_obstacle(missing, taken), tuple(posts), min(pauses, default=None))
 
     def forget(self, uid: str) -> None:
         """Forget a policy that is gone; its objects go with it."""
@@ -133,12 +138,29 @@ class AccessWriter:
         known = self._settled.get(access_objects.key_of(body))
         return known is not None and known[0] == body
 
-    async def _bring(self, body: Mapping[str, Any]) -> LiveObject | None:
-        """Write an object; return it as stored, None where its namespace is not there."""
+    async def _read(self, body: Mapping[str, Any]) -> LiveObject | None:
+        """Return what has the name of an object and not the labels by which the watches find ours; None: nothing."""
+        kind, namespace, name = access_objects.key_of(body)
+        try:
+            return LiveObject.of(kind, await self._client.get(RESOURCES[kind], name, namespace or None))
+        except kube.NotFound:
+            return None
+
+    async def _bring(self, body: Mapping[str, Any], standing: LiveObject | None) -> LiveObject | None:
+        """Write an object; return it as stored, None where its namespace is not there.
+
+        Args:
+            body: the object.
+            standing: ours as it stands. Without it nothing is forced: what has the name by now is somebody else's.
+        """
         kind = body["kind"]
         resource = RESOURCES[kind]
+        if standing is not None:
+            body = {**body, "metadata": {**body["metadata"], "uid": standing.uid}}
         try:
-            stored = await self._client.apply(resource, dict(body), field_manager=_MANAGER, force=True)
+            stored = await self._client.apply(
+                resource, dict(body), field_manager=_MANAGER, force=standing is not None
+            )
         except kube.NotFound:
             return None
         except kube.Forbidden as error:
@@ -159,11 +181,15 @@ class AccessWriter:
         self._world.drop_access(live.key, live.uid)
 
 
-def _missing_namespaces(missing: Sequence[str]) -> Refusal | None:
-    if not missing:
-        return None
-    text = f"there is no namespace {listing(missing)}; create it or remove the entry"
-    return Refusal(Reason.INVALID_POLICY, f"spec.access.quotas: {text}")
+def _obstacle(missing: Sequence[str], taken: Sequence[str]) -> Refusal | None:
+    """Return why not all could be written: namespaces that are not there, names that somebody else has."""
+    if taken:
+        text = f"{listing(taken)} exists and was not made by GpuPolicy; delete it, or make it again under another name"
+        return Refusal(Reason.RESOURCE_NAME_CONFLICT, f"spec.access: {text}")
+    if missing:
+        text = f"there is no namespace {listing(missing)}; create it or remove the entry"
+        return Refusal(Reason.INVALID_POLICY, f"spec.access.quotas: {text}")
+    return None
 
 
 def _missing_right(text: str) -> Refusal:
@@ -174,6 +200,8 @@ def _missing_right(text: str) -> Refusal:
 
 
 def _healed(entry: PolicyEntry, stored: LiveObject, fields: tuple[str, ...]) -> events.Event:
-    where = f" of namespace {stored.namespace}" if stored.namespace else ""
-    subject = events.Subject.policy(entry.name, entry.uid)
-    return events.access_healed(subject, f"{stored.kind} {stored.name}{where}", fields)
+    return events.access_healed(events.Subject.policy(entry.name, entry.uid), _title(stored), fields)
+
+
+def _title(live: LiveObject) -> str:
+    return f"{live.kind} {live.name}" + (f" of namespace {live.namespace}" if live.namespace else "")

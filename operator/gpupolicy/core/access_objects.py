@@ -60,6 +60,11 @@ class LiveObject:
         """Which object it is."""
         return (self.kind, self.namespace, self.name)
 
+    def belongs_to(self, policy: str, policy_uid: str) -> bool:
+        """Return whether it was made for a policy: by its owner, or by its labels where a restored copy has no owner."""
+        is_labelled = self.labels == {names.MANAGED_BY_LABEL: names.MANAGED_BY, names.POLICY_LABEL: policy}
+        return policy_uid in self.owner_uids or is_labelled
+
 
 def key_of(wanted: Mapping[str, Any]) -> Key:
     """Return which object a wanted one is."""

@@ -449,3 +449,60 @@ def test_an_object_of_somebody_else_is_left_alone(guarded: World) -> None:
     assert guarded.admin.get(f"/api/v1/namespaces/serving/resourcequotas/{GUARD}")["spec"]["hard"] == {
         "pods": "5"
     }
+
+
+UNLABELLED = {
+    "quota": {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": GUARD, "namespace": "serving"},
+        "spec": {"hard": {"pods": "5"}},
+    },
+    "admission policy": {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": GUARD},
+        "spec": {
+            "matchConstraints": {
+                "resourceRules": [
+                    {
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "operations": ["CREATE"],
+                        "resources": ["secrets"],
+                    }
+                ]
+            },
+            "validations": [{"expression": "true"}],
+        },
+    },
+}
+"""What somebody else may have made under the names of our objects."""
+
+
+@pytest.mark.parametrize("kind", UNLABELLED)
+def test_a_name_that_somebody_else_has_refuses_the_policy(guarded: World, kind: str) -> None:
+    """Nothing of it is written; the policy goes on when the name is free."""
+    body = UNLABELLED[kind]
+    guarded.cluster.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    arguments = [body["kind"], GUARD, *(("-n", "serving") if kind == "quota" else ())]
+    try:
+        before = json.loads(guarded.cluster.kubectl("get", *arguments, "-o", "json"))
+        apply(
+            guarded,
+            {
+                "namespaces": {"matchLabels": {"team": "serving"}},
+                "quotas": [{"namespace": "serving", "deviceClassName": "guarded", "devices": 2}],
+            },
+        )
+        guarded.wait("the conflict", lambda: guarded.condition("guarded", "Accepted")["reason"] != "Accepted")
+        said = guarded.condition("guarded", "Accepted")
+        after = json.loads(guarded.cluster.kubectl("get", *arguments, "-o", "json"))
+    finally:
+        guarded.cluster.kubectl("delete", *arguments)
+
+    assert (said["status"], said["reason"]) == ("False", "ResourceNameConflict")
+    assert f"{body['kind']} {GUARD}" in said["message"]
+    assert after["spec"] == before["spec"]
+    assert "ownerReferences" not in after["metadata"]
+    guarded.wait("the policy accepted", lambda: guarded.condition("guarded", "Accepted")["status"] == "True")
