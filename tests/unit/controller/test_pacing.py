@@ -70,6 +70,9 @@ class Api:
         self.applied += 1
         return self.stored(body)
 
+    async def get(self, _: kube.Resource, name: str, namespace: str | None = None) -> dict[str, Any]:
+        raise kube.NotFound(404, "NotFound", f"{namespace}/{name}")
+
     def stored(self, body: dict[str, Any], **spec: Any) -> dict[str, Any]:
         self.version += 1
         meta = {**body["metadata"], "uid": "class-uid", "resourceVersion": str(self.version)}
