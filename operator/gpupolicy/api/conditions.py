@@ -73,8 +73,9 @@ class Reason(StrEnum):
     """Another policy of the same priority is older and keeps the cards, or one of higher priority took them.
     Change a priority, narrow a selector, or set `gpusPerNode`."""
     RESOURCE_NAME_CONFLICT = "ResourceNameConflict"
-    """Another DeviceClass already has the class name or the extended resource name. Choose another, or take the extended
-    name with `takeOver`."""
+    """Another DeviceClass already has the class name or the extended resource name: choose another, or take the extended
+    name with `takeOver`. Or somebody else's object has the name of one that enforces `spec.access`: delete that object, or
+    make it again under another name."""
     OWNERSHIP_CONFLICT = "OwnershipConflict"
     """Somebody else's instances, or a device plugin, own the card; nothing of theirs is destroyed. Delete the instances, or
     take the plugin off the node."""
