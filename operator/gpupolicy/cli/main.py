@@ -40,6 +40,7 @@ COMMANDS: Final = (
     Command(
         "select", "select", "show which devices a CEL selector matches, and judge it as the API server would"
     ),
+    Command("explain", "explain", "explain why a pod waits for its devices"),
 )
 
 

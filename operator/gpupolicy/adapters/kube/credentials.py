@@ -12,7 +12,7 @@ import os
 import ssl
 import time
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -44,6 +44,7 @@ class Credentials:
         verify: whether the server's certificate is checked.
         server_name: name that the server's certificate must have, if it is not the host of the URL.
         proxy: URL of the proxy from the kubeconfig, if any.
+        namespace: namespace that the context of the kubeconfig names, if any.
     """
 
     server: str
@@ -54,6 +55,7 @@ class Credentials:
     verify: bool = True
     server_name: str | None = None
     proxy: str | None = field(default=None, repr=False)
+    namespace: str | None = None
 
     @property
     def token(self) -> str | None:
@@ -182,7 +184,9 @@ class Kubeconfig:
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise errors.ConfigurationError(errors.capped(f"kubeconfig {self._path}: {what}")) from error
-        credentials = settings.credentials()
+        # After a load without complaint there is a context; every part of it but the cluster may be missing.
+        context = (loader.current_context or {}).get("context") or {}
+        credentials = replace(settings.credentials(), namespace=context.get("namespace") or None)
         if not credentials.server:
             raise errors.ConfigurationError(f"kubeconfig {self._path}: the context names no server")
         self._stale_after_seconds = _lifetime_seconds(loader)

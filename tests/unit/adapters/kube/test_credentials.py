@@ -147,6 +147,22 @@ async def test_a_malformed_kubeconfig_is_named(tmp_path, content, complaint):
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("namespace", ["team-a", None], ids=["named", "not-named"])
+async def test_the_namespace_of_the_context(tmp_path, namespace):
+    path = kubeconfig(tmp_path / "config", {})
+    if namespace:
+        in_namespace(path, namespace)
+    assert (await credentials.Kubeconfig(path, "two").read()).namespace == namespace
+    assert (await credentials.Kubeconfig(path).read()).namespace is None
+
+
+def in_namespace(path, namespace):
+    """Let the second context of a kubeconfig name a namespace."""
+    config = json.loads(content(path))
+    config["contexts"][1]["context"]["namespace"] = namespace
+    Path(path).write_text(json.dumps(config))
+
+
 async def test_an_unknown_context_is_named(tmp_path):
     path = kubeconfig(tmp_path / "config", {"token": "t"})
     with pytest.raises(kube.ConfigurationError, match="three"):
