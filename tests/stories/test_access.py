@@ -1,13 +1,23 @@
-"""Who gets how much: quotas that the real quota controller counts, on a node of four simulated cards."""
+"""Who gets how much, and why nothing: quotas that the real quota controller counts, and pods that wait.
+
+One node of four simulated cards.
+"""
 
 import itertools
 import json
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from gpupolicy.cli import main
 from tests.cluster.control_plane import KubectlError
+from tests.paths import ROOT
 from tests.stack import GpuNodeOptions, Stack
 from tests.stories import objects
 
@@ -215,3 +225,150 @@ def test_r32_a_selector_that_reads_nothing_of_a_card_is_too_broad(stack: Stack, 
         "patch", "gpupolicy", "cut", "--type=merge", "-p", json.dumps({"spec": {"gpuSelector": {"cel": cel}}})
     )
     stack.wait(lambda: reviewed(stack, "cut") == ("True", "Reviewed", ""), "nothing left to say")
+
+
+def hand_count(stack: Stack) -> dict[str, tuple[int, int]]:
+    """Count devices and allocated devices per MIG profile from slices and claims alone."""
+    profiles = {d["name"]: d["attributes"]["profile"]["string"] for d in stack.devices(policy="cut")}
+    held = {
+        result["device"]
+        for one in stack.get("resourceclaims", "-A")
+        for result in one.get("status", {}).get("allocation", {}).get("devices", {}).get("results", [])
+    }
+    devices = Counter(profiles.values())
+    taken = Counter(profiles[name] for name in held if name in profiles)
+    return {profile: (number, taken[profile]) for profile, number in devices.items()}
+
+
+def why_unscheduled(stack: Stack, namespace: str, pod: str) -> str:
+    """What the scheduler says of a pod."""
+    conditions = stack.get("pod", pod, "-n", namespace)["status"].get("conditions", [])
+    return "".join(c.get("message", "") for c in conditions if c.get("reason") == "Unschedulable")
+
+
+def test_r48_a_pod_that_waits_is_explained(
+    stack: Stack, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers as counted by hand, other classes of the policy, and clause by clause what a selector drops."""
+    classes = {profile: f"cut-{profile.replace('.', '-')}" for profile in objects.H100_LAYOUT}
+    offers = [
+        {"deviceClassName": name, "profile": profile, "extendedResourceName": f"example.com/{name}"}
+        for profile, name in classes.items()
+    ]
+    stack.apply(objects.policy("cut", pool=POOL, sharing=objects.mig(objects.H100_LAYOUT), offers=offers))
+    stack.wait_policies("cut")
+    stack.apply(
+        objects.template("four", namespace, "cut-3g-40gb", count=4),
+        objects.pod("holds", namespace, template="four"),
+    )
+    stack.wait_pods(namespace, 1)
+    clause = 'device.attributes["gpu.gpupolicy.dev"].productName == "NVIDIA B300"'
+    choosy = objects.template("choosy", namespace, "cut-1g-10gb")
+    choosy["spec"]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [
+        {"cel": {"expression": f'device.attributes["gpu.gpupolicy.dev"].type == "mig" && {clause}'}}
+    ]
+    stack.apply(
+        objects.pod("waits", namespace, limits={"example.com/cut-3g-40gb": 1}),
+        choosy,
+        objects.pod("choosy", namespace, template="choosy"),
+    )
+    stack.wait(lambda: why_unscheduled(stack, namespace, "waits"), "the scheduler to leave the first")
+    stack.wait(
+        lambda: "cannot allocate" in why_unscheduled(stack, namespace, "choosy"),
+        "and the second, with a claim",
+    )
+    stack.wait(lambda: stack.policy_row("cut")[4:7] == ["16", "4", "12"], "the row to show what is held")
+
+    admin = ["--kubeconfig", str(stack.cluster.control_plane.admin_kubeconfig)]
+
+    def explained(pod: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main.main(["explain", "pod", pod, "-n", namespace, "-o", "json", *admin]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert found["notRead"] == found["problems"] == []
+        return found
+
+    (waits,) = explained("waits")["requests"]
+    counted = hand_count(stack)
+    assert counted == {"3g.40gb": (4, 4), "2g.20gb": (4, 0), "1g.10gb": (8, 0)}
+    told = {waits["class"]: waits["ofClass"], **waits["otherClasses"]}
+    assert {name: (one["devices"], one["allocated"]) for name, one in told.items()} == {
+        name: counted[profile] for profile, name in classes.items()
+    }
+    assert [str(sum(one[key] for one in told.values())) for key in ("devices", "allocated", "free")] == (
+        stack.policy_row("cut")[4:7]
+    )
+    assert (waits["cause"], waits["message"]) == ("NoneFree", "4 of 4 devices allocated, 0 free")
+
+    (choosy_row,) = explained("choosy")["requests"]
+    assert choosy_row["cause"] == "SelectorMisses"
+    assert choosy_row["drops"] == [{"clause": clause, "devices": 8}]
+    assert choosy_row["ofClass"]["free"] == 8
+
+    holds = explained("holds")
+    assert (holds["requests"], {held["node"] for held in holds["held"]}) == ([], {"gpu-09"})
+    three = {d["name"] for d in stack.devices(policy="cut", profile="3g.40gb")}
+    assert {held["device"] for held in holds["held"]} == three
+
+    assert main.main(["explain", "pod", "nobody", "-n", namespace, *admin]) == main.USAGE_ERROR
+    assert f"there is no pod nobody in namespace {namespace}" in capsys.readouterr().err
+    assert as_plugin(stack, tmp_path, "explain", "pod", "waits", "-n", namespace).splitlines()[0] == (
+        f"pod {namespace}/waits is Pending: its request cannot be satisfied now"
+    )
+
+
+def as_plugin(stack: Stack, folder: Path, *arguments: str) -> str:
+    """What `kubectl gpupolicy ARGUMENTS` prints, with the command line on PATH as an installation puts it there."""
+    plugin = folder / "kubectl-gpupolicy"
+    plugin.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpupolicy.cli.main "$@"\n')
+    plugin.chmod(0o755)
+    plane = stack.cluster.control_plane
+    environment = {
+        "KUBECONFIG": str(plane.admin_kubeconfig),
+        "PATH": f"{folder}:{plane.programs}:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT / "operator"),
+    }
+    done = subprocess.run(
+        [plane.programs / "kubectl", "gpupolicy", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_r48_with_fewer_rights_less_is_told(
+    stack: Stack, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the right to read claims one clear line; without nodes and policies the rest of the explanation."""
+    # Not before the account is there, which a controller makes for every namespace.
+    stack.wait(lambda: stack.succeeds("get", "serviceaccount", "default", "-n", namespace), "the account")
+    stack.apply(objects.pod("idle", namespace))
+    config = yaml.safe_load(stack.cluster.control_plane.admin_kubeconfig.read_text())
+    token = stack.kubectl("create", "token", "default", "-n", namespace).strip()
+    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
+    config["contexts"][0]["context"]["namespace"] = namespace
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump(config))
+    asked = ["explain", "pod/idle", "-o", "json", "--kubeconfig", str(path)]
+    assert main.main(asked) == main.USAGE_ERROR
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "it takes the rights to get the pod" in error
+    dra = ("resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates")
+    kinds = ",".join(["pods", *(f"{kind}.resource.k8s.io" for kind in dra)])
+    name = f"{namespace}-explains"
+    stack.kubectl("create", "clusterrole", name, "--verb=get,list", f"--resource={kinds}")
+    try:
+        account = f"--serviceaccount={namespace}:default"
+        stack.kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", account)
+        # The API server reads rights from a cache.
+        stack.wait(lambda: main.main(asked) == 0, "the rights in force")
+    finally:
+        stack.kubectl("delete", "clusterrolebinding", name, "--ignore-not-found")
+        stack.kubectl("delete", "clusterrole", name)
+    found = json.loads(capsys.readouterr().out)
+    assert found["namespace"] == namespace
+    assert found["summary"].endswith("the pod asks for no devices of a claim")
+    assert [told.partition(":")[0] for told in found["notRead"]] == ["gpupolicies.gpupolicy.dev", "nodes"]

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _KINDS: Final = ("pod", "pods", "po")
+_RIGHTS: Final = (
+    "it takes the rights to get the pod, and to list resourceclaimtemplates of its namespace, resourceslices, "
+    "deviceclasses, and resourceclaims of all namespaces"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ async def _from_cluster(arguments: argparse.Namespace, name: str) -> _Input:
             except ValueError as error:
                 raise CommandError(str(error)) from error
             return await _read(client, pod, namespace)
+    except kube.Forbidden as error:
+        raise CommandError(f"the cluster cannot be read: {error}; {_RIGHTS}") from error
     except kube.KubeError as error:
         raise CommandError(f"the cluster cannot be read: {error}") from error
 

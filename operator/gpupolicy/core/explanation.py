@@ -105,9 +105,10 @@ def _state(spec: Mapping[str, Any], asked: Asked, found: Sequence[tuple[Row, ...
         # Notes tell of what is asked for elsewhere than in claims.
         state = "the pod has all its devices" if asked.held else "the pod asks for no devices of a claim"
     elif blocked:
-        state = f"{len(blocked)} of {len(found)} requests cannot be had now"
+        which = "its request" if len(found) == 1 else f"{len(blocked)} of its {len(found)} requests"
+        state = f"{which} cannot be satisfied now"
     elif len(found) > 1 and is_plain and not judge.common_node([rows[0] for rows in found]):
-        state = "each request can be had, but no node has devices for all of them at once"
+        state = "each request can be satisfied, but no node has devices for all of them at once"
     else:
         state = "enough devices are free; if the pod goes on waiting, something else is in the way"
     return state

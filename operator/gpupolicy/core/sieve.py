@@ -111,32 +111,8 @@ class Judge:
             # Devices that belong to no single node: a scheduler knows which nodes reach them.
             return True
         nodes = set(wanted[0].nodes).intersection(*(row.nodes for row in wanted))
-        choices = [self._matching(row.alternative).units for row in wanted]
-        return any(self._fits_together(node, wanted, choices) for node in nodes)
-
-    def _fits_together(self, node: str, wanted: Sequence[Row], choices: Sequence[tuple[Unit, ...]]) -> bool:
-        slots = []
-        for row, chosen in zip(wanted, choices, strict=True):
-            tolerations = row.alternative.tolerations
-            free = [
-                (unit.device.pool, unit.device.name, share)
-                for unit in chosen
-                if unit.device.node in (node, "")
-                for share in range(unit.free(tolerations))
-            ]
-            slots += [free] * (row.alternative.count or 0)
-        taken: dict[Any, int] = {}
-
-        def place(slot: int, seen: set[Any]) -> bool:
-            for device in slots[slot]:
-                if device not in seen:
-                    seen.add(device)
-                    if device not in taken or place(taken[device], seen):
-                        taken[device] = slot
-                        return True
-            return False
-
-        return all(place(slot, set()) for slot in range(len(slots)))
+        choices = [_by_node(self._matching(row.alternative).units) for row in wanted]
+        return any(_fit_together(node, wanted, choices) for node in nodes)
 
     def _class(self, name: str) -> _Selected:
         if name not in self._of_class:
@@ -226,6 +202,37 @@ class Judge:
             c.name for c in self._live.values() if policy and c.policy == policy and c.name != name
         )
         return tuple((sibling, stock.count(self._class(sibling).units)) for sibling in siblings)
+
+
+def _by_node(chosen: Iterable[Unit]) -> dict[str, list[Unit]]:
+    found: dict[str, list[Unit]] = {}
+    for unit in chosen:
+        found.setdefault(unit.device.node, []).append(unit)
+    return found
+
+
+def _fit_together(node: str, wanted: Sequence[Row], choices: Sequence[Mapping[str, list[Unit]]]) -> bool:
+    """Return whether the node has a device for every device asked: a matching by augmenting paths."""
+    slots = []
+    for row, chosen in zip(wanted, choices, strict=True):
+        free = [
+            (unit.device.driver, unit.device.pool, unit.device.name, share)
+            for unit in (*chosen[node], *chosen.get("", ()))
+            for share in range(unit.free(row.alternative.tolerations))
+        ]
+        slots += [free] * (row.alternative.count or 0)
+    taken: dict[Any, int] = {}
+
+    def place(slot: int, seen: set[Any]) -> bool:
+        for device in slots[slot]:
+            if device not in seen:
+                seen.add(device)
+                if device not in taken or place(taken[device], seen):
+                    taken[device] = slot
+                    return True
+        return False
+
+    return all(place(slot, set()) for slot in range(len(slots)))
 
 
 def _whole_nodes(chosen: Iterable[Unit], wanted: Alternative) -> frozenset[str]:

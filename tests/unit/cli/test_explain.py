@@ -79,7 +79,7 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_all_allocated(show: Any) -> None:
     """The numbers in a table, the words below, the scheduler's last."""
     lines = show(asking(), HELD).splitlines()
-    assert lines[0] == "pod team/p is Pending: 1 of 1 requests cannot be had now"
+    assert lines[0] == "pod team/p is Pending: its request cannot be satisfied now"
     assert lines[2].split() == [
         "REQUEST",
         "CLASS",
@@ -146,7 +146,7 @@ def test_documents(show: Any, output: str) -> None:
     assert found == {
         "pod": "p",
         "namespace": "team",
-        "summary": "Pending: 1 of 1 requests cannot be had now",
+        "summary": "Pending: its request cannot be satisfied now",
         "held": [],
         "problems": [],
         "notes": ["the scheduler says: cannot allocate all claims"],

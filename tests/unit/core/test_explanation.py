@@ -88,21 +88,21 @@ HELD = wire.claim("held", ("n1", "a0"), ("n1", "a1"))
         pytest.param(
             pod(limits={NAME: "1"}),
             [HELD],
-            "Pending: 1 of 1 requests cannot be had now",
+            "Pending: its request cannot be satisfied now",
             [Cause.NONE_FREE],
             id="none free",
         ),
         pytest.param(
             pod(CLAIM),
             [HELD, claim("small", "h100", "gone")],
-            "Pending: 2 of 3 requests cannot be had now",
+            "Pending: 2 of its 3 requests cannot be satisfied now",
             [Cause.FREE, Cause.NONE_FREE, Cause.CLASS_MISSING],
             id="two of three",
         ),
         pytest.param(
             pod(CLAIM),
             [claim("small", "h100")],
-            "Pending: each request can be had, but no node has devices for all of them at once",
+            "Pending: each request can be satisfied, but no node has devices for all of them at once",
             [Cause.FREE, Cause.FREE],
             id="not together",
         ),
@@ -130,7 +130,7 @@ HELD = wire.claim("held", ("n1", "a0"), ("n1", "a1"))
         pytest.param(
             pod(limits={NAME: "1"}, nodeSelector={"zone": "2"}),
             [],
-            "Pending: 1 of 1 requests cannot be had now",
+            "Pending: its request cannot be satisfied now",
             [Cause.NODES_EXCLUDED],
             id="wrong nodes",
         ),

@@ -298,6 +298,19 @@ def test_what_cannot_be_matched_is_no_reason() -> None:
         assert one.common_node(pair)
 
 
+def test_devices_of_no_single_node_help_on_each() -> None:
+    everywhere = cards("x", 1)
+    del everywhere["spec"]["nodeName"]
+    one = judge(published=[cards("n1", 2), everywhere])
+    rows = [
+        one.rows(Request("r", "x", (a,)))[0] for a in (Alternative("r", "h100", 2), Alternative("r", "two"))
+    ]
+    assert [r.nodes for r in rows] == [("n1",), ("n1",)]
+    assert one.common_node(rows)
+    rows[0] = one.rows(Request("r", "x", (Alternative("r", "h100", 3),)))[0]
+    assert not one.common_node(rows)
+
+
 @given(
     st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=2, max_size=4),
     st.lists(st.integers(1, 2), min_size=4),
