@@ -124,6 +124,7 @@ def present(stack: Stack) -> None:
         "  kubectl explain gpupolicy.spec.sharing\n"
         """  kubectl gpupolicy select 'device.driver == "gpu.gpupolicy.dev" && """
         """device.attributes["gpu.gpupolicy.dev"].type == "mig"'\n"""
+        "  kubectl gpupolicy explain pod short  # what it has, or why it waits\n"
         "  kubectl edit gpupolicy infer        # change the layout and offers: idle cards change, busy ones wait\n"
         "Stop: make demo-down"
     )
