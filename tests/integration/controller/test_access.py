@@ -380,7 +380,7 @@ def test_a_missing_right_refuses_only_who_needs_it(
     ]
     if verbs == "read":
         groups = next(r["apiGroups"] for r in role["rules"] if resource in r["resources"])
-        kept.append({"apiGroups": groups, "resources": [resource], "verbs": ["list", "watch"]})
+        kept.append({"apiGroups": groups, "resources": [resource], "verbs": ["get", "list", "watch"]})
     guarded.admin.patch(path, {"rules": kept})
     group = "admissionregistration.k8s.io" if resource.startswith("validating") else ""
     try:
