@@ -116,6 +116,7 @@ def present(stack: Stack) -> None:
     show(stack, "exec", "deployment/infer", "--", "nvidia-smi", "-L")
     show(stack, "exec", "short", "--", "nvidia-smi", "-L")
     plane = stack.cluster.control_plane
+    cards = stack.simulator("gpu-08")
     print(
         "\nGo on playing:\n"
         f"  export KUBECONFIG={plane.admin_kubeconfig} PATH={plane.programs}:$PATH:{Path(sys.executable).parent}\n"
@@ -126,6 +127,7 @@ def present(stack: Stack) -> None:
         """device.attributes["gpu.gpupolicy.dev"].type == "mig"'\n"""
         "  kubectl gpupolicy explain pod short  # what it has, or why it waits\n"
         "  kubectl edit gpupolicy infer        # change the layout and offers: idle cards change, busy ones wait\n"
+        f"  {cards.gpusim_path} lose 3 --dir {cards.directory}  # a card is gone; `recover 3` brings it back\n"
         "Stop: make demo-down"
     )
 
