@@ -5,6 +5,7 @@ The scheduler forgets a name as soon as any class that had it goes or gives it u
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -34,9 +35,14 @@ def served(world: World) -> Iterator[World]:
 
 
 def foreign(world: World, name: str, resource: str) -> None:
-    """Make a class of somebody else's that has the name too."""
+    """Make a class of somebody else's that has the name too; what is made afterwards is newer.
+
+    Ages have whole seconds, and of classes of one second the scheduler takes the first by name.
+    """
     spec = {"selectors": [{"cel": {"expression": "false"}}], "extendedResourceName": resource}
-    world.admin.create(CLASSES, {"metadata": {"name": name}, "spec": spec})
+    made = world.admin.create(CLASSES, {"metadata": {"name": name}, "spec": spec})
+    created = dt.datetime.fromisoformat(made["metadata"]["creationTimestamp"])
+    world.wait("the second to be over", lambda: dt.datetime.now(dt.UTC) >= created + dt.timedelta(seconds=1))
 
 
 def publish(world: World, policy: str) -> None:
