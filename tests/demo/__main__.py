@@ -127,7 +127,7 @@ def present(stack: Stack) -> None:
         """device.attributes["gpu.gpupolicy.dev"].type == "mig"'\n"""
         "  kubectl gpupolicy explain pod short  # what it has, or why it waits\n"
         "  kubectl edit gpupolicy infer        # change the layout and offers: idle cards change, busy ones wait\n"
-        f"  {cards.gpusim_path} lose 3 --dir {cards.directory}  # a card is gone; `recover 3` brings it back\n"
+        f"  {cards.gpusim_path} lose 3 --dir {cards.directory}  # a card is gone; `recover 3`, `reset 3` bring it back\n"
         "Stop: make demo-down"
     )
 
